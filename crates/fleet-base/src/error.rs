@@ -227,6 +227,23 @@ impl Error {
         }
     }
 
+    /// Replaces a text in all parts, such as the path of a copy by that of the original.
+    ///
+    /// ```
+    /// let error = fleet_base::Error::invalid("/tmp/copy/part is damaged").at("/tmp/copy");
+    /// let error = error.replacing("/tmp/copy", "hdfs://host/save");
+    /// let text = "hdfs://host/save/part is damaged\n  at hdfs://host/save";
+    /// assert_eq!(error.to_string(), text);
+    /// ```
+    pub fn replacing(mut self, from: &str, to: &str) -> Self {
+        let inner = &mut *self.0;
+        let texts = [&mut inner.expected, &mut inner.got, &mut inner.help].into_iter().flatten();
+        for text in texts.chain([&mut inner.message]).chain(&mut inner.places) {
+            *text = text.replace(from, to);
+        }
+        self
+    }
+
     /// Records that the message or a place names this source file or line of the user.
     pub fn naming(mut self, line: &str) -> Self {
         self.0.lines.push(line.to_string());

@@ -187,7 +187,7 @@ impl<'a> SampleWriter<'a> {
         SampleWriter { out, slots: None, line: String::new() }
     }
 
-    /// Writes one line. The error messages for slots that differ are the documented ones.
+    /// Writes one line. A line whose slots differ from those of the first line is an error.
     pub fn write(&mut self, sample: &Sample) -> Result<()> {
         self.check(sample)?;
         self.line.clear();

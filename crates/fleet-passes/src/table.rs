@@ -88,7 +88,7 @@ pub const PASSES: &[Pass] = &[
     Pass {
         name: "residual_norm",
         about: "fuses a layer norm with the preceding sum",
-        option: option!(fuse_elewise_add_act_ops),
+        option: option!(enable_auto_fusion),
         follows: None,
         run: |program, registry, keep| fuse::residual_norm::SUM.run(program, registry, keep),
     },
@@ -133,7 +133,7 @@ pub const PASSES: &[Pass] = &[
     Pass {
         name: "embedding_concat",
         about: "writes looked-up rows directly into the concat that uses them",
-        option: option!(choose_layout),
+        option: option!(enable_auto_fusion),
         follows: None,
         run: |program, registry, keep| fuse::embedding_concat::FUSION.run(program, registry, keep),
     },

@@ -86,6 +86,9 @@ pub trait RunControl: Send + Sync {
     /// Records that the gradients of this worker's steps up to this one are applied on all servers.
     /// The next requests carry this to the servers.
     fn completed(&self, step: u64);
+    /// Keeps a few numbers on the servers: this worker's state after a step, which its next process
+    /// finds in [`Progress::kept`]. They replace the last ones.
+    fn keep(&self, step: u64, state: &[u64]) -> Result<()>;
     /// Starts a run of the job. `base` steps were made before it. The tables contain this worker's
     /// steps up to `complete`, which equals `base` unless the worker was lost.
     fn begin_run(&self, base: u64, complete: u64) -> Result<()>;

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_entries_are_refused_in_the_documented_words() {
+    fn senseless_entries_are_refused() {
         let check = |result: Result<Entry>, words: &str| {
             let error = result.unwrap_err().to_string();
             assert!(error.contains(words), "{error}");

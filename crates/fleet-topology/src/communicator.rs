@@ -24,7 +24,7 @@ pub struct Setting {
 }
 
 /// All settings of the communicator.
-pub const COMMUNICATOR: [Setting; 7] = [
+pub const COMMUNICATOR: [Setting; 9] = [
     Setting::MAX_MERGE_VAR_NUM,
     Setting::SEND_QUEUE_SIZE,
     Setting::SEND_WAIT_TIMES,
@@ -32,6 +32,8 @@ pub const COMMUNICATOR: [Setting; 7] = [
     Setting::INDEPENDENT_RECV_THREAD,
     Setting::MIN_SEND_GRAD_NUM_BEFORE_RECV,
     Setting::IS_SGD_OPTIMIZER,
+    Setting::RPC_GET_THREAD_NUM,
+    Setting::RPC_PREFETCH_THREAD_NUM,
 ];
 
 impl Setting {
@@ -58,14 +60,20 @@ impl Setting {
         names::FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV,
     );
     /// Whether the optimizer is plain SGD, so that updates may be merged.
-    pub const IS_SGD_OPTIMIZER: Setting = Setting {
-        field: None,
-        variable: names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER,
-        alternative: None,
-    };
+    pub const IS_SGD_OPTIMIZER: Setting =
+        Setting::without_field(names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER);
+    /// Number of dense tables that are received at a time.
+    pub const RPC_GET_THREAD_NUM: Setting = Setting::without_field(names::FLAGS_RPC_GET_THREAD_NUM);
+    /// Number of tables whose rows are looked up ahead at a time.
+    pub const RPC_PREFETCH_THREAD_NUM: Setting =
+        Setting::without_field(names::FLAGS_RPC_PREFETCH_THREAD_NUM);
 
     const fn new(field: &'static str, variable: &'static str) -> Setting {
-        Setting { field: Some(field), variable, alternative: None }
+        Setting { field: Some(field), ..Setting::without_field(variable) }
+    }
+
+    const fn without_field(variable: &'static str) -> Setting {
+        Setting { field: None, variable, alternative: None }
     }
 
     /// The documented default: a number, or `CPU_NUM` and a number for when it is absent.

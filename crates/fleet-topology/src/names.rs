@@ -142,10 +142,12 @@ variables! {
     PADDLE_WITH_GLOO: [RoleMaker, Launcher] as OneOf(&["0", "1", "2"]), default: "0",
         "Groups of fleet.util: 0 and 1 workers; 2 also servers, and workers with servers";
     PADDLE_GLOO_RENDEZVOUS: [RoleMaker] as OneOf(&["1", "2", "3"]),
-        "Where processes meet without FLEET_STORE if PADDLE_WITH_GLOO is 1 or 2: 2 a file in \
-         PADDLE_GLOO_FS_PATH, 3 PADDLE_GLOO_HTTP_ENDPOINT, 1 (HDFS) at worker 0";
-    PADDLE_GLOO_FS_NAME: [RoleMaker], "HDFS name for rendezvous 1";
-    PADDLE_GLOO_FS_UGI: [RoleMaker], secret: true, "HDFS user and password for rendezvous 1";
+        "Where processes meet without FLEET_STORE if PADDLE_WITH_GLOO is 1 or 2: 1 a file in \
+         PADDLE_GLOO_FS_PATH of HDFS, 2 a file in PADDLE_GLOO_FS_PATH, 3 \
+         PADDLE_GLOO_HTTP_ENDPOINT";
+    PADDLE_GLOO_FS_NAME: [RoleMaker], "Address of HDFS for rendezvous 1: hdfs://HOST:PORT";
+    PADDLE_GLOO_FS_UGI: [RoleMaker], secret: true,
+        "USER,PASSWORD for rendezvous 1; visible in the arguments of hadoop while it runs";
     PADDLE_GLOO_FS_PATH: [RoleMaker], "Folder for rendezvous 1 and 2; all processes see it";
     PADDLE_GLOO_HTTP_ENDPOINT: [RoleMaker] as Endpoint,
         "HOST:PORT for rendezvous 3, where worker 0 hosts the store";
@@ -235,7 +237,8 @@ variables! {
          --silence_timeout)";
     FLAGS_LAUNCH_BARRIER: [Worker] as Switch, default: "1", "Workers wait until the servers listen";
     FLEET_SAVE_ROOT: [Server],
-        "The only folder in which servers save and load; by default any; same as --save_root";
+        "The only folder in which servers save and load, which may be remote; by default any; same \
+         as --save_root";
     FLEET_GRPC_PORT: [Server] as Port,
         "Port of the servers' gRPC services: control, health, reflection (feature grpc); 0: any \
          free port";
@@ -267,21 +270,20 @@ variables! {
         default: "1", "The optimizer is plain SGD, so that updates may be merged";
     FLAGS_RPC_SEND_THREAD_NUM = "FLAGS_rpc_send_thread_num": [Worker] as Integer(1),
         "Number of sending threads of a worker if FLAGS_communicator_thread_pool_size is absent";
-    FLAGS_RPC_GET_THREAD_NUM = "FLAGS_rpc_get_thread_num": [Unused] as Integer(1),
-        "Number of threads that receive parameters",
-        no effect: "a request goes to all servers at once";
-    FLAGS_RPC_PREFETCH_THREAD_NUM = "FLAGS_rpc_prefetch_thread_num": [Unused] as Integer(1),
-        "Number of threads that look up rows",
-        no effect: "a request goes to all servers at once";
+    FLAGS_RPC_GET_THREAD_NUM = "FLAGS_rpc_get_thread_num": [Worker] as Integer(1), default: "1",
+        "Number of dense tables that a worker receives at a time";
+    FLAGS_RPC_PREFETCH_THREAD_NUM = "FLAGS_rpc_prefetch_thread_num": [Worker] as Integer(1),
+        default: "1", "Number of tables whose rows a worker looks up ahead at a time";
     FLAGS_RPC_DEADLINE = "FLAGS_rpc_deadline": [Worker] as Integer(1), default: "180000",
         "Time in milliseconds for which a call to a server is retried";
     // Values of fields that a strategy does not assign.
     FLAGS_FUSE_PARAMETER_MEMORY_SIZE = "FLAGS_fuse_parameter_memory_size": [Worker] as Integer(-1),
         default: "32", "Strategy field fuse_grad_size_in_MB, the size of a bucket of gradients";
     FLAGS_FUSE_PARAMETER_GROUPS_SIZE = "FLAGS_fuse_parameter_groups_size": [Worker] as Integer(1),
-        default: "50", "Strategy field fuse_grad_size_in_TFLOPS, the layers in a bucket";
+        default: "50", "Strategy field fuse_grad_size_in_TFLOPS, the parameters in a bucket";
     FLAGS_SYNC_NCCL_ALLREDUCE = "FLAGS_sync_nccl_allreduce": [Worker] as Switch,
-        "Strategy field sync_nccl_allreduce; no effect";
+        "Strategy field sync_nccl_allreduce; 1: the computing thread sums gradients, without \
+         overlap";
     FLAGS_CUDNN_EXHAUSTIVE_SEARCH = "FLAGS_cudnn_exhaustive_search": [Worker] as Switch,
         "Strategy field of that name; no effect";
     FLAGS_CONV_WORKSPACE_SIZE_LIMIT = "FLAGS_conv_workspace_size_limit": [Worker] as Integer(0),
@@ -291,8 +293,10 @@ variables! {
     FLEET_OVERVIEW: [Worker] as OneOf(&["changed", "full", "none"]), default: "changed",
         "Rows of the strategy's overview that the first worker prints";
     // Documented settings for GPUs. NCCL itself reads those whose names start with `NCCL_`.
-    FLAGS_ENABLE_PARALLEL_GRAPH = "FLAGS_enable_parallel_graph": [Unused] as Switch,
-        "One graph per device", no effect: "a process has one device";
+    FLAGS_ENABLE_PARALLEL_GRAPH = "FLAGS_enable_parallel_graph": [RoleMaker] as Switch,
+        default: "0",
+        "1: a worker uses its whole share of the cores where neither the strategy nor the program \
+         gives a number of threads, even with CPU_NUM";
     FLAGS_FRACTION_OF_GPU_MEMORY_TO_USE = "FLAGS_fraction_of_gpu_memory_to_use": [Unused]
         as Fraction,
         "Fraction of GPU memory to reserve", no effect: "memory is planned";

@@ -9,6 +9,7 @@
 //! get an error that names it and the operation that waited.
 
 use crate::connection::{Connection, job_token};
+use crate::hadoop;
 use crate::job_store::JobStore;
 use crate::membership;
 use crate::report::Reporter;
@@ -167,7 +168,8 @@ impl Fleet {
     pub fn init(topology: Topology, env: &Env) -> Result<Fleet> {
         fleet_base::signals::ignore_file_size_signal();
         let (env, reporter) = (env.clone(), Reporter::new(&topology));
-        let (servers, all, store) = (Link::default(), Link::default(), JobStore::default());
+        let (servers, all) = (Link::default(), Link::default());
+        let store = JobStore::new(hadoop::temporary(Some(&env)));
         if membership::started_by_mpi(&topology) {
             let (topology, world, membership) = membership::start_mpi(topology)?;
             let connection = Connection::over(world, &topology, membership, reporter.clone());
@@ -308,14 +310,16 @@ impl Fleet {
     }
 
     /// Returns the options with `CPU_NUM` threads, or as many as this rank's share of the cores, if
-    /// they leave the threads open.
+    /// they leave the threads open. `FLAGS_enable_parallel_graph` selects the share.
     pub(crate) fn on_own_cores(&self, options: ExecOptions) -> Result<ExecOptions> {
-        let num_threads = match options.num_threads {
-            0 => match self.env.number(names::CPU_NUM)?.unwrap_or_else(|| self.cores_share()) {
-                0 => return Err(Error::invalid("CPU_NUM is 0").expected("1 thread or more")),
-                threads => threads,
-            },
-            given => given,
+        if options.num_threads > 0 {
+            return Ok(options);
+        }
+        let takes_share = self.env.switch(names::FLAGS_ENABLE_PARALLEL_GRAPH)?.unwrap_or(false);
+        let num_threads = match self.env.number(names::CPU_NUM)? {
+            Some(0) => return Err(Error::invalid("CPU_NUM is 0").expected("1 thread or more")),
+            Some(threads) if !takes_share => threads,
+            _ => self.cores_share(),
         };
         Ok(ExecOptions { num_threads, ..options })
     }
@@ -414,6 +418,17 @@ mod tests {
         assert_eq!(threads("3", ExecOptions::threads(2)).unwrap(), 2);
         let alone = Fleet::join(&Env::new()).unwrap();
         assert_eq!(threads("", ExecOptions::default()).unwrap(), alone.cores_share());
+        let more_than_cores = (alone.cores_share() + 1).to_string();
+        let parallel = |flag: &str, options: ExecOptions| {
+            let variables = [("CPU_NUM", &*more_than_cores), ("FLAGS_enable_parallel_graph", flag)];
+            let fleet = Fleet::join(&Env::from(variables)).unwrap();
+            fleet.on_own_cores(options).map(|options| options.num_threads)
+        };
+        assert_eq!(parallel("1", ExecOptions::default()).unwrap(), alone.cores_share());
+        assert_eq!(parallel("1", ExecOptions::threads(9)).unwrap(), 9);
+        assert_eq!(parallel("0", ExecOptions::default()).unwrap(), alone.cores_share() + 1);
+        let error = parallel("often", ExecOptions::default()).unwrap_err().to_string();
+        assert!(error.contains("FLAGS_enable_parallel_graph"), "{error}");
         for wrong in ["0", "many"] {
             let error = threads(wrong, ExecOptions::default()).unwrap_err().to_string();
             assert!(error.contains("CPU_NUM"), "{error}");

@@ -20,7 +20,7 @@ use fleet_tensor::DType;
 pub enum Entry {
     /// Admits ids that appeared this many times.
     Count(i64),
-    /// Admits ids at random with this probability.
+    /// Refuses ids at random with this probability, as `ProbabilityEntry` of the documents does.
     Probability(f64),
     /// Admits all ids, and counts their shows and clicks.
     ShowClick {

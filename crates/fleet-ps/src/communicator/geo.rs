@@ -139,7 +139,8 @@ impl GeoCommunicator {
         Ok(())
     }
 
-    /// Reads the table from the servers, and remembers it.
+    /// Reads the table from the servers, and remembers it. Changes that were not sent are dropped,
+    /// as after a load. Nothing may be in flight.
     pub fn begin(&self, table: u32, values: &mut [f32], width: Option<usize>) -> Result<()> {
         let servers = &*self.shared.servers.tables;
         match width {
@@ -150,13 +151,14 @@ impl GeoCommunicator {
             }
         }
         let mut state = lock(&self.shared.state);
+        let made = state.tables.get(&table).map_or(state.base, |own| own.made);
         let own = Table {
             old: values.to_vec(),
             width,
             touched: BTreeSet::new(),
             steps: 0,
-            made: state.base,
-            sent: state.base,
+            made,
+            sent: made,
             in_flight: false,
             received: Vec::new(),
         };

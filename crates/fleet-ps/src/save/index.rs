@@ -13,6 +13,7 @@
 //! A line has the folder, the name, the kind, the width and the rule of a table. The lines of a
 //! dense table's parameters follow, with their places in it.
 
+use super::folder_name;
 use crate::TableConfig;
 use fleet_base::{Error, Result, text};
 use std::collections::HashMap;
@@ -191,6 +192,11 @@ fn same_place(config: &TableConfig) -> Found {
 }
 
 impl SavedTable {
+    /// Returns the name of the table's folder in the save.
+    pub fn folder(&self) -> String {
+        folder_name(self.id)
+    }
+
     pub(crate) fn of(config: &TableConfig) -> SavedTable {
         let (width, rule, params) = match config {
             TableConfig::Dense { params, rule, .. } => {

@@ -29,6 +29,7 @@ pub(crate) use presence::{SignKind, WORKER_TIMEOUT, WorkerSign};
 pub(crate) use sessions::{Caller, OPERATOR};
 
 use crate::request::{Change, Method, Read, Request, Stamp};
+use crate::save::SaveFs;
 use crate::{
     BarrierTable, DenseConfig, DenseTable, Entry, GeoTable, GlobalStep, JobTables, PullMode,
     SparseTable, TableConfig, Update,
@@ -77,6 +78,8 @@ pub struct ServerTables {
     gate: RwLock<()>,
     /// The disk of saves and loads.
     disk: Arc<dyn Disk>,
+    /// The file system of saves in remote folders.
+    save_fs: Mutex<Option<SaveFs>>,
     keeper: Option<Arc<durable::Keeper>>,
     /// Keeps other processes out of the folder.
     folder_lock: Option<DiskLock>,
@@ -121,6 +124,7 @@ impl ServerTables {
             sessions: ClientSessions::default(),
             gate: RwLock::new(()),
             disk: RealDisk::handle(),
+            save_fs: Mutex::new(None),
             keeper: None,
             folder_lock: None,
             maintenance: Mutex::new(()),

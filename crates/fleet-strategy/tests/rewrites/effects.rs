@@ -141,11 +141,13 @@ fn all(mark: Mark) -> Vec<Case> {
 }
 
 /// Fields without an effect on programs. `crates/fleet/tests/servers.rs` tests those of
-/// `a_sync_configs` with the traffic of a worker, and `servers.rs` beside this file tests tables.
+/// `a_sync_configs` with the traffic of a worker, and `crates/fleet/tests/tables/hdfs.rs` those of
+/// `fs_client_param` with saves. `servers.rs` beside this file tests tables.
 const ELSEWHERE: [&str; 1] = ["downpour_table_param"];
 
 fn is_elsewhere(path: &str) -> bool {
     path.starts_with("a_sync_configs.") && path != "a_sync_configs.k_steps"
+        || path.starts_with("fs_client_param.")
         || ELSEWHERE.contains(&path)
 }
 
@@ -205,7 +207,7 @@ fn what_is_marked_as_refused_is_refused() {
 pub fn switched_on(strategy: DistributedStrategy, path: &str) -> DistributedStrategy {
     match path.split_once('.').map_or("", |(message, _)| message) {
         "" | "build_strategy" | "execution_strategy" | "gradient_scale_configs" => strategy,
-        "hybrid_configs" | "a_sync_configs" => strategy,
+        "hybrid_configs" | "a_sync_configs" | "fs_client_param" => strategy,
         "amp_configs" => strategy.with_amp(true),
         "gradient_merge_configs" => strategy.use_gradient_merge(2),
         "localsgd_configs" => strategy.with_localsgd(true),
@@ -228,6 +230,7 @@ const PAIRS: &[(&str, &str, &str)] = &[
     ("gradient_merge", "", r#"gradient_merge=true gradient_merge_configs={"k_steps":2}"#),
     ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks=4",
         "hierarchical_allreduce_inter_nranks=4 use_hierarchical_allreduce=true"),
+    ("sync_nccl_allreduce", "sync_nccl_allreduce=false", "sync_nccl_allreduce=true"),
     ("hierarchical_allreduce_inter_nranks",
         "use_hierarchical_allreduce=true hierarchical_allreduce_inter_nranks=4",
         "use_hierarchical_allreduce=true hierarchical_allreduce_inter_nranks=2"),
@@ -265,11 +268,10 @@ fn what_is_not_marked_changes_something() {
         let value = another(field);
         let mut strategy = base.clone();
         strategy.set_strictly(&path, value.clone()).unwrap_or_else(|error| panic!("{error}"));
-        if path.starts_with("build_strategy.") {
+        if let (true, Value::Bool(value)) = (path.starts_with("build_strategy."), &value) {
             // The executor decides the behaviour of unassigned fields, so the base assigns the
             // opposite value.
-            let default = value != Value::Bool(true);
-            base.set_strictly(&path, default).unwrap();
+            base.set_strictly(&path, !value).unwrap();
         }
         let before = outcome(&path, &base).unwrap();
         match outcome(&path, &strategy) {
