@@ -42,6 +42,7 @@ impl TemporaryFolder {
             .help("remove those that no process uses"))
     }
 
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         &self.0
     }

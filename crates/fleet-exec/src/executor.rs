@@ -6,6 +6,7 @@ use crate::plan::{Plan, PlanRequest, PlanSummary, StepKind};
 use crate::spill::FileSpill;
 use crate::trace::{Times, Trace};
 use crate::{Device, ExecOptions, Scope};
+use fleet_base::file::write_file;
 use fleet_base::{Error, Result, text};
 use fleet_ir::{Program, VarId};
 use fleet_kernels::pool::Pool;
@@ -162,6 +163,7 @@ impl Executor {
             let metas: Vec<(&str, DType, Shape)> =
                 feed.iter().map(|(name, t)| (*name, t.dtype(), *t.shape())).collect();
             let planned = self.make_plan(program, scope, &metas, fetch)?;
+            self.write_graph(&planned.plan.program)?;
             self.plans.insert(key, planned);
         }
         for _ in 0..self.options.num_iteration_per_run.max(1) {
@@ -286,6 +288,17 @@ impl Executor {
         let times = self.options.profile.then(|| Times::new(plan.steps.len()));
         let (binding, separate, last_run) = (Binding::default(), Vec::new(), self.runs);
         Ok(Planned { plan, binding, separate, order, last_run, times, last_begin: 0 })
+    }
+
+    /// Writes a planned training program as a graph, if the options ask for it.
+    fn write_graph(&self, program: &Program) -> Result<()> {
+        match &self.options.build.debug_graphviz_path {
+            Some(path) if trains(program) => {
+                let written = write_file(path, program.to_dot().as_bytes());
+                written.map_err(|error| error.at("debug_graphviz_path"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn run_planned(

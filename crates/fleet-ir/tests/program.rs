@@ -103,6 +103,38 @@ fn pruning_renumbers_blocks() {
 }
 
 #[test]
+fn a_graph_has_a_node_for_each_value_of_a_variable() {
+    let (mut p, hidden, loss) = training();
+    let root = Program::ROOT;
+    let flag = add(&mut p, root, Var::new("a \"flag\"", DType::Bool, [1]));
+    let block = p.add_block(root);
+    push(&mut p, block, concat(&[hidden], loss));
+    let cond = Op::build(&COND).input("Cond", flag).input("Input", hidden).output("Out", loss);
+    push(&mut p, root, cond.attr("sub_block", block));
+    let graph = p.to_dot();
+    for line in [
+        "  var0_1 [label=\"x\\nf32[-1, 4]\", fillcolor=palegreen];\n",
+        "  op0 [shape=box, label=\"dropout\", fillcolor=white];\n",
+        "  var1_1 -> op1 [label=\"Y\"];\n",
+        "  op2 [shape=box, label=\"concat\", fillcolor=lightblue];\n",
+        // The update writes the second value of the parameter.
+        "  op3 [shape=box, label=\"concat\", fillcolor=khaki];\n",
+        "  var1_1 -> op3 [label=\"X\"];\n",
+        "  op3 -> var1_2 [label=\"Out\"];\n",
+        "  var5_1 [label=\"a \\\"flag\\\"\\nbool[1]\", fillcolor=white];\n",
+        "  subgraph cluster_block1 {\n  label=\"block1\";\n",
+        "  op4 -> var3_2 [label=\"Out\"];\n",
+    ] {
+        assert!(graph.contains(line), "no {line} in {graph}");
+    }
+    let edges: usize = (p.block_ids().flat_map(|block| p.block_ops(block)))
+        .map(|(_, op)| op.all_inputs().count() + op.all_outputs().count())
+        .sum();
+    assert_eq!(graph.matches(" -> ").count(), edges);
+    assert_eq!(graph.matches('{').count(), graph.matches('}').count());
+}
+
+#[test]
 fn names_are_unique_and_as_documented() {
     let mut p = Program::new();
     assert_eq!(p.unique_name("fc"), "fc_0");

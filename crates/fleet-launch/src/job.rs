@@ -31,7 +31,9 @@ use std::sync::mpsc::{Sender, channel};
 pub struct OwnProcess {
     /// Arguments, without the program's name.
     pub args: Vec<String>,
+    /// The environment.
     pub env: Env,
+    /// Path of the program, which built-in jobs start again.
     pub executable: std::io::Result<PathBuf>,
 }
 

@@ -54,6 +54,7 @@ pub fn asks_for_help(args: &[String]) -> bool {
 /// A command, ready to be started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
+    /// The program and its arguments.
     pub argv: Vec<String>,
     /// Name for messages.
     pub title: String,

@@ -25,7 +25,9 @@ pub struct Pass {
 /// A field of [`BuildOptions`].
 #[derive(Clone, Copy)]
 pub struct BuildOption {
+    /// Name of the field.
     pub name: &'static str,
+    /// Returns whether the field is set.
     pub is_on: fn(&BuildOptions) -> bool,
 }
 
@@ -86,7 +88,7 @@ pub const PASSES: &[Pass] = &[
     Pass {
         name: "residual_norm",
         about: "fuses a layer norm with the preceding sum",
-        option: option!(fuse_elewise_add_act_ops),
+        option: option!(enable_auto_fusion),
         follows: None,
         run: |program, registry, keep| fuse::residual_norm::SUM.run(program, registry, keep),
     },
@@ -131,7 +133,7 @@ pub const PASSES: &[Pass] = &[
     Pass {
         name: "embedding_concat",
         about: "writes looked-up rows directly into the concat that uses them",
-        option: option!(choose_layout),
+        option: option!(enable_auto_fusion),
         follows: None,
         run: |program, registry, keep| fuse::embedding_concat::FUSION.run(program, registry, keep),
     },

@@ -76,6 +76,8 @@ fn every_switch_does_one_thing() {
     assert_eq!((sums["fused_elemwise_activation"], sums["fused_gemm_epilogue"]), (16, 1));
     let one = with(|options| options.fuse_all_optimizer_ops = true);
     assert_eq!((one["fused_momentum"], one.get("momentum")), (1, None));
+    // This network has nothing for it; others in this file do.
+    assert_eq!(with(|options| options.enable_auto_fusion = true), none);
     let addto = with(|options| {
         options.fuse_bn_add_act_ops = true;
         options.enable_addto = true;
@@ -173,6 +175,8 @@ fn a_fully_connected_layer_is_one_op_each_way() {
     assert_eq!(ops["fused_adam"], 1);
     // Looked-up rows are written into the first layer's input, and their gradient is read there.
     assert_eq!((ops["fused_embedding_concat"], ops["fused_embedding_concat_grad"]), (1, 1));
+    let auto = BuildOptions { enable_auto_fusion: true, ..BuildOptions::none() };
+    assert_eq!(counts(&optimized(&program, &[], &auto))["fused_embedding_concat"], 1);
     assert!(!ops.contains_key("concat") && !ops.contains_key("lookup_table_v2_grad"), "{ops:?}");
     // Each relu's gradient is applied where its incoming gradient is computed.
     let done = optimized(&program, &[], &BuildOptions::default());
@@ -214,6 +218,11 @@ fn residual_sums_go_into_the_norms() {
     // Fused: two sums per layer, and the last sum of the embeddings. Not fused: the sum of words
     // and positions, which have different shapes.
     assert_eq!(with_slot(&done, "layer_norm", "Residual"), 5);
+    let auto = BuildOptions { enable_auto_fusion: true, ..BuildOptions::none() };
+    let auto = optimized(&program, &[], &auto);
+    assert_eq!(with_slot(&auto, "layer_norm", "Residual"), 5, "by its own switch alone");
+    let without = BuildOptions { enable_auto_fusion: false, ..BuildOptions::default() };
+    assert_eq!(with_slot(&optimized(&program, &[], &without), "layer_norm", "Residual"), 0);
     let plain = optimized(&program, &[], &BuildOptions::none());
     let sums = |program: &Program| counts(program).get("elementwise_add").copied().unwrap_or(0);
     assert_eq!(with_slot(&plain, "layer_norm", "Residual"), 0);

@@ -83,6 +83,7 @@ fn problems_of_job(strategy: &DistributedStrategy, kind: JobKind) -> Vec<Problem
 fn unused_alone(strategy: &DistributedStrategy) -> impl Iterator<Item = Problem> {
     let sums = strategy.gradient_scale_configs().scale_strategy() != "avg";
     let fields = [
+        ("sync_nccl_allreduce", strategy.sync_nccl_allreduce == Some(true)),
         ("use_hierarchical_allreduce", strategy.use_hierarchical_allreduce()),
         ("gradient_scale_configs.scale_strategy", sums),
     ];

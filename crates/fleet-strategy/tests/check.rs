@@ -128,6 +128,10 @@ fn settings_that_hang_on_others() {
             &[&format!("Warning {name}: has no effect without fuse_all_reduce_ops")],
         );
     }
+    check(
+        "sync_nccl_allreduce: true nccl_comm_num: 2",
+        &["Warning nccl_comm_num: does not overlap communication if sync_nccl_allreduce is true"],
+    );
     for setting in
         ["incr_every_n_steps: 7", "decr_every_n_nan_or_inf: 7", "incr_ratio: 3", "decr_ratio: 0.1"]
     {

@@ -39,14 +39,17 @@ pub(crate) enum Form {
 /// An environment variable of the list.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
+    /// Name in the environment.
     pub name: &'static str,
     /// The values that its readers accept.
     pub(crate) form: Form,
     /// Value used when the variable is absent; empty if there is no default.
     pub default: &'static str,
+    /// What the variable means, for `fleet env`.
     pub meaning: &'static str,
     /// The reason why a documented variable has no effect in Fleet.
     pub no_effect: Option<&'static str>,
+    /// The components that read it.
     pub readers: &'static [Reader],
     /// Whether the value must never be shown.
     pub secret: bool,
@@ -82,7 +85,8 @@ macro_rules! variables {
     ($($name:ident $(= $text:literal)?: [$($reader:ident),+] $(as $form:ident $(($of:expr))?)?,
        $(secret: $secret:literal,)? $(default: $default:literal,)? $meaning:literal
        $(, no effect: $no_effect:literal)?;)*) => {
-        $(pub const $name: &str = variables!(@first $($text,)? stringify!($name));)*
+        $(#[doc = concat!($meaning, ".")]
+        pub const $name: &str = variables!(@first $($text,)? stringify!($name));)*
 
         /// All variables.
         pub const VARIABLES: &[Variable] = &[$(Variable {
@@ -266,21 +270,20 @@ variables! {
         default: "1", "The optimizer is plain SGD, so that updates may be merged";
     FLAGS_RPC_SEND_THREAD_NUM = "FLAGS_rpc_send_thread_num": [Worker] as Integer(1),
         "Number of sending threads of a worker if FLAGS_communicator_thread_pool_size is absent";
-    FLAGS_RPC_GET_THREAD_NUM = "FLAGS_rpc_get_thread_num": [Unused] as Integer(1),
-        "Number of threads that receive parameters",
-        no effect: "a request goes to all servers at once";
-    FLAGS_RPC_PREFETCH_THREAD_NUM = "FLAGS_rpc_prefetch_thread_num": [Unused] as Integer(1),
-        "Number of threads that look up rows",
-        no effect: "a request goes to all servers at once";
+    FLAGS_RPC_GET_THREAD_NUM = "FLAGS_rpc_get_thread_num": [Worker] as Integer(1), default: "1",
+        "Number of dense tables that a worker receives at a time";
+    FLAGS_RPC_PREFETCH_THREAD_NUM = "FLAGS_rpc_prefetch_thread_num": [Worker] as Integer(1),
+        default: "1", "Number of tables whose rows a worker looks up ahead at a time";
     FLAGS_RPC_DEADLINE = "FLAGS_rpc_deadline": [Worker] as Integer(1), default: "180000",
         "Time in milliseconds for which a call to a server is retried";
     // Values of fields that a strategy does not assign.
     FLAGS_FUSE_PARAMETER_MEMORY_SIZE = "FLAGS_fuse_parameter_memory_size": [Worker] as Integer(-1),
         default: "32", "Strategy field fuse_grad_size_in_MB, the size of a bucket of gradients";
     FLAGS_FUSE_PARAMETER_GROUPS_SIZE = "FLAGS_fuse_parameter_groups_size": [Worker] as Integer(1),
-        default: "50", "Strategy field fuse_grad_size_in_TFLOPS, the layers in a bucket";
+        default: "50", "Strategy field fuse_grad_size_in_TFLOPS, the parameters in a bucket";
     FLAGS_SYNC_NCCL_ALLREDUCE = "FLAGS_sync_nccl_allreduce": [Worker] as Switch,
-        "Strategy field sync_nccl_allreduce; no effect";
+        "Strategy field sync_nccl_allreduce; 1: the computing thread sums gradients, without \
+         overlap";
     FLAGS_CUDNN_EXHAUSTIVE_SEARCH = "FLAGS_cudnn_exhaustive_search": [Worker] as Switch,
         "Strategy field of that name; no effect";
     FLAGS_CONV_WORKSPACE_SIZE_LIMIT = "FLAGS_conv_workspace_size_limit": [Worker] as Integer(0),
@@ -290,8 +293,10 @@ variables! {
     FLEET_OVERVIEW: [Worker] as OneOf(&["changed", "full", "none"]), default: "changed",
         "Rows of the strategy's overview that the first worker prints";
     // Documented settings for GPUs. NCCL itself reads those whose names start with `NCCL_`.
-    FLAGS_ENABLE_PARALLEL_GRAPH = "FLAGS_enable_parallel_graph": [Unused] as Switch,
-        "One graph per device", no effect: "a process has one device";
+    FLAGS_ENABLE_PARALLEL_GRAPH = "FLAGS_enable_parallel_graph": [RoleMaker] as Switch,
+        default: "0",
+        "1: a worker uses its whole share of the cores where neither the strategy nor the program \
+         gives a number of threads, even with CPU_NUM";
     FLAGS_FRACTION_OF_GPU_MEMORY_TO_USE = "FLAGS_fraction_of_gpu_memory_to_use": [Unused]
         as Fraction,
         "Fraction of GPU memory to reserve", no effect: "memory is planned";

@@ -1,6 +1,7 @@
 //! A network rewritten for a collective job, and its sessions.
 
 use crate::agree::{self, NetworkText, WholeRings};
+use crate::options::options_of_worker;
 use crate::{Fleet, Session, exec_options};
 use fleet_base::Result;
 use fleet_exec::{ExecOptions, Executor};
@@ -43,6 +44,7 @@ impl Fleet {
         options: ExecOptions,
     ) -> Result<Session> {
         let options = self.on_own_cores(exec_options(&job.strategy, options))?;
+        let options = options_of_worker(options, self.worker_index());
         self.print_in_force(&job.strategy, &options);
         let executor = Executor::new(options);
         let rings = WholeRings::new(&job.plan.rings, self.worker_num());

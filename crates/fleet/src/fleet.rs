@@ -310,14 +310,16 @@ impl Fleet {
     }
 
     /// Returns the options with `CPU_NUM` threads, or as many as this rank's share of the cores, if
-    /// they leave the threads open.
+    /// they leave the threads open. `FLAGS_enable_parallel_graph` selects the share.
     pub(crate) fn on_own_cores(&self, options: ExecOptions) -> Result<ExecOptions> {
-        let num_threads = match options.num_threads {
-            0 => match self.env.number(names::CPU_NUM)?.unwrap_or_else(|| self.cores_share()) {
-                0 => return Err(Error::invalid("CPU_NUM is 0").expected("1 thread or more")),
-                threads => threads,
-            },
-            given => given,
+        if options.num_threads > 0 {
+            return Ok(options);
+        }
+        let takes_share = self.env.switch(names::FLAGS_ENABLE_PARALLEL_GRAPH)?.unwrap_or(false);
+        let num_threads = match self.env.number(names::CPU_NUM)? {
+            Some(0) => return Err(Error::invalid("CPU_NUM is 0").expected("1 thread or more")),
+            Some(threads) if !takes_share => threads,
+            _ => self.cores_share(),
         };
         Ok(ExecOptions { num_threads, ..options })
     }
@@ -416,6 +418,17 @@ mod tests {
         assert_eq!(threads("3", ExecOptions::threads(2)).unwrap(), 2);
         let alone = Fleet::join(&Env::new()).unwrap();
         assert_eq!(threads("", ExecOptions::default()).unwrap(), alone.cores_share());
+        let more_than_cores = (alone.cores_share() + 1).to_string();
+        let parallel = |flag: &str, options: ExecOptions| {
+            let variables = [("CPU_NUM", &*more_than_cores), ("FLAGS_enable_parallel_graph", flag)];
+            let fleet = Fleet::join(&Env::from(variables)).unwrap();
+            fleet.on_own_cores(options).map(|options| options.num_threads)
+        };
+        assert_eq!(parallel("1", ExecOptions::default()).unwrap(), alone.cores_share());
+        assert_eq!(parallel("1", ExecOptions::threads(9)).unwrap(), 9);
+        assert_eq!(parallel("0", ExecOptions::default()).unwrap(), alone.cores_share() + 1);
+        let error = parallel("often", ExecOptions::default()).unwrap_err().to_string();
+        assert!(error.contains("FLAGS_enable_parallel_graph"), "{error}");
         for wrong in ["0", "many"] {
             let error = threads(wrong, ExecOptions::default()).unwrap_err().to_string();
             assert!(error.contains("CPU_NUM"), "{error}");

@@ -33,6 +33,15 @@ pub fn exec_options(strategy: &DistributedStrategy, base: ExecOptions) -> ExecOp
     }
 }
 
+/// Returns the options of a worker. Only the first worker writes the graph of its program, because
+/// the others have the same one.
+pub(crate) fn options_of_worker(mut options: ExecOptions, worker: usize) -> ExecOptions {
+    if worker != 0 {
+        options.build.debug_graphviz_path = None;
+    }
+    options
+}
+
 impl Fleet {
     /// Prints the options in force if the strategy assigns anything; on the first worker only.
     pub(crate) fn print_in_force(&self, strategy: &DistributedStrategy, options: &ExecOptions) {
@@ -65,6 +74,7 @@ pub fn in_force(options: &ExecOptions) -> String {
         ("fuse_bn_add_act_ops", build.fuse_bn_add_act_ops),
         ("fuse_relu_depthwise_conv", build.fuse_relu_depthwise_conv),
         ("fuse_all_optimizer_ops", build.fuse_all_optimizer_ops),
+        ("enable_auto_fusion", build.enable_auto_fusion),
     ];
     let off: Vec<&str> = fusions.iter().filter(|(_, on)| !on).map(|(name, _)| *name).collect();
     let fusions = match off.len() {
@@ -93,5 +103,36 @@ pub fn in_force(options: &ExecOptions) -> String {
     if enable_sequential_execution {
         text += ", ops in program order";
     }
+    if !build.update_on_arrival {
+        text += ", updates after the backward pass";
+    }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fleet_strategy::BuildStrategy;
+
+    #[test]
+    fn only_the_first_worker_writes_a_graph() {
+        let build = BuildStrategy::default().with_debug_graphviz_path("program.dot");
+        let strategy = DistributedStrategy::new().with_build_strategy(build);
+        let path = |worker| {
+            let options = exec_options(&strategy, ExecOptions::threads(1));
+            options_of_worker(options, worker).build.debug_graphviz_path
+        };
+        assert_eq!((path(0), path(1)), (Some("program.dot".into()), None));
+    }
+
+    #[test]
+    fn updates_that_wait_are_reported() {
+        let text = |deps: bool| {
+            let build = BuildStrategy::default().with_enable_backward_optimizer_op_deps(deps);
+            let strategy = DistributedStrategy::new().with_build_strategy(build);
+            in_force(&exec_options(&strategy, ExecOptions::threads(1)))
+        };
+        assert!(text(true).ends_with(", updates after the backward pass"), "{}", text(true));
+        assert!(text(false).ends_with("all fusions"), "{}", text(false));
+    }
 }

@@ -178,6 +178,8 @@ fn base(mode: Mode, field: &str) -> DistributedStrategy {
         "fp16_allreduce_dtype" => strategy.with_fp16_allreduce(true),
         "hierarchical_allreduce_inter_nranks" => strategy.with_use_hierarchical_allreduce(true),
         "use_hierarchical_allreduce" => strategy.with_hierarchical_allreduce_inter_nranks(2),
+        // Its value other than the default is the behaviour without the field.
+        "sync_nccl_allreduce" => strategy.with_sync_nccl_allreduce(true),
         "gradient_merge" => {
             strategy.with_gradient_merge_configs(GradientMergeConfig::default().with_k_steps(2))
         }

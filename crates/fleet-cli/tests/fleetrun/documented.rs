@@ -2,7 +2,7 @@
 //! with its effect in Fleet, and a check of the effect.
 
 use crate::{Place, Said};
-use fleet::DistributedStrategy;
+use fleet::prelude::*;
 use fleet::servers::communicator_options;
 use fleet::topology::Env;
 use fleet_launch::cluster::Cluster;
@@ -59,12 +59,17 @@ const INSTALL: &str = "does not apply: Fleet is a Rust crate";
 const ROWS: &[Row] = &[
     row("000", "export FLAGS_fuse_parameter_memory_size=16", BUCKETS, Check::Read(any)),
     row("000", "export FLAGS_fuse_parameter_groups_size=50", BUCKETS, Check::Read(any)),
-    row("000", "export FLAGS_enable_parallel_graph=1", "none, which is reported", Check::Unused),
+    row(
+        "000",
+        "export FLAGS_enable_parallel_graph=1",
+        "a worker uses its whole share of the cores, as it does without CPU_NUM in any case",
+        Check::Read(uses_all_cores),
+    ),
     row(
         "000",
         "export FLAGS_sync_nccl_allreduce=1",
-        "none: the strategy field of that name has no effect, with a warning",
-        Check::Read(any),
+        "gradients are summed in the computing thread",
+        Check::Read(|env| flagged(env).sync_nccl_allreduce == Some(true)),
     ),
     row(
         "000",
@@ -219,8 +224,18 @@ const ROWS: &[Row] = &[
         "sending threads of a worker",
         Check::Read(|env| options(env).thread_count == 3),
     ),
-    row("004", "export FLAGS_rpc_get_thread_num=3", "none, which is reported", Check::Unused),
-    row("004", "export FLAGS_rpc_prefetch_thread_num=3", "none, which is reported", Check::Unused),
+    row(
+        "004",
+        "export FLAGS_rpc_get_thread_num=3",
+        "dense tables that a worker receives at a time",
+        Check::Read(|env| options(env).receive_thread_count == 3),
+    ),
+    row(
+        "004",
+        "export FLAGS_rpc_prefetch_thread_num=3",
+        "tables whose rows a worker looks up ahead at a time",
+        Check::Read(|env| options(env).look_ahead_thread_count == 3),
+    ),
     row(
         "004",
         "export FLAGS_rpc_deadline=180000",
@@ -231,6 +246,26 @@ const ROWS: &[Row] = &[
 
 fn any(_: &Env) -> bool {
     true
+}
+
+/// Returns whether a worker whose program leaves the threads open has one for each core of its
+/// share, although `CPU_NUM` is larger.
+fn uses_all_cores(env: &Env) -> bool {
+    let mut env = env.clone();
+    env.set("CPU_NUM", "1000");
+    let fleet = Fleet::join(&env).unwrap();
+    let net = Net::new();
+    let loss = net.data("x", [-1, 2], DType::F32).fc(1).mean();
+    let strategy = DistributedStrategy::new();
+    let job = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).minimize(&net, loss).unwrap();
+    let session = fleet.session(net.build().unwrap(), &job, ExecOptions::default()).unwrap();
+    session.executor.threads() == fleet.cores_share()
+}
+
+/// Returns the strategy of a job without fields, in this environment.
+fn flagged(env: &Env) -> DistributedStrategy {
+    let flag = |name: &str| env.text(name).map(str::to_string);
+    DistributedStrategy::new().with_flags(flag).unwrap().0
 }
 
 fn options(env: &Env) -> fleet::ps::CommunicatorOptions {

@@ -57,7 +57,11 @@ fn batch(step: u64, from: usize, workers: usize) -> [(&'static str, Tensor); 2] 
 
 /// Works as a process of a job that `fleetrun` starts. Its environment agrees with the call.
 fn take_part(job: &str) -> Result<()> {
-    let (env, net) = (Env::process(), Net::new());
+    let (mut env, net) = (Env::process(), Net::new());
+    if job == "threads" {
+        env.set("FLAGS_rpc_get_thread_num", "3");
+        env.set("FLAGS_rpc_prefetch_thread_num", "2");
+    }
     let topology = Topology::parameter_server(&env)?;
     let is_late = job == "late";
     let loss = build(&net, is_late);
@@ -88,12 +92,12 @@ fn take_part(job: &str) -> Result<()> {
     // The launcher starts processes in the folder of the test.
     let saved = std::env::current_dir().unwrap().join("saved");
     match job {
-        "train" => {
+        "train" | "threads" => {
             for step in 0..STEPS {
                 worker.run(&fed(&batch(step, own, 1)), &[])?;
             }
             worker.barrier()?;
-            if own == 0 {
+            if own == 0 && job == "train" {
                 worker.save_persistables(saved, SaveMode::All, SaveFormat::Binary)?;
             }
         }
@@ -147,7 +151,8 @@ fn blocks_train_as_one_process_and_load_on_other_servers() {
     };
     let want = alone();
     let trained = run("train", 2, 2);
-    for got in &trained {
+    // Several threads receive the parameters of a step to the same results.
+    for got in trained.iter().chain(&run("threads", 2, 2)) {
         let off = difference(got, &want);
         assert!(off < 1e-5, "{off}");
     }

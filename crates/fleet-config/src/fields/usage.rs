@@ -123,8 +123,8 @@ impl DistributedStrategy {
         walk(self, "", &mut |seen| {
             let Some((only, why)) = seen.field.only else { return };
             let is_told = match seen.field.name {
-                // True is the default, but its assignment requests servers.
-                "a_sync" => false,
+                // True is the default, but its assignment has an effect of its own.
+                "a_sync" | "sync_nccl_allreduce" => false,
                 // Its assignment assigns the configs, too.
                 "a_sync_configs" => self.a_sync.is_some(),
                 _ => is_default(seen) || is_later_item(seen),

@@ -31,6 +31,7 @@ pub enum StrategyForm {
 }
 
 impl StrategyForm {
+    /// All forms.
     pub const ALL: [StrategyForm; 4] =
         [StrategyForm::Prototxt, StrategyForm::Binary, StrategyForm::Json, StrategyForm::Toml];
 

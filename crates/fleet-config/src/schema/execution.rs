@@ -20,17 +20,17 @@ message! {
         fuse_all_optimizer_ops(6): optional bool = false;
         /// Lets outputs reuse the memory of inputs whose lifetime ends.
         enable_inplace(7): optional bool = false;
-        /// Delays updates until the end of the backward pass.
-        enable_backward_optimizer_op_deps(8): optional bool = true,
-            ignored "updates wait for their inputs only";
+        /// Delays updates until the end of the backward pass; false lets them run while the sum of
+        /// their gradients arrives, in ranks of one thread.
+        enable_backward_optimizer_op_deps(8): optional bool = true;
         /// Caches the lookups of ops between runs.
         cache_runtime_context(9): optional bool = false,
             ignored "a plan always caches the lookups of its ops";
         /// Fuses batch norm, the sum that follows, and the activation.
         fuse_bn_add_act_ops(10): optional bool = true;
-        /// Compiles chains of elementwise ops into one kernel.
-        enable_auto_fusion(11): optional bool = false,
-            ignored "only fixed fusions are supported; nothing is compiled at run time";
+        /// Fuses groups of ops that have no field of their own: a layer norm with the preceding
+        /// sum, and looked-up rows with their concatenation.
+        enable_auto_fusion(11): optional bool = false;
         /// Accumulates gradients of variables with several uses in place.
         enable_addto(12): optional bool = false;
         /// Runs ops in the same order in every run.
@@ -45,12 +45,12 @@ message! {
                 "0 is all-reduce, 1 is reduce and broadcast",
                 "0"
             ],
-            ignored "gradients are all-reduced: every rank updates all parameters";
+            ignored "an all-reduce gives the same results: every rank updates all parameters";
         /// Fuses a matrix product with its bias and activation.
         fuse_gemm_epilogue(16): optional bool = false;
-        /// Output path of the rewritten program.
-        debug_graphviz_path(17): optional string,
-            ignored "fleet rewrite and fleet print show programs";
+        /// File that the first worker writes: the training program after all passes, as a graph in
+        /// Graphviz format.
+        debug_graphviz_path(17): optional string;
         /// Fuses attention into one op.
         fused_attention(18): optional bool = false, ignored "models use the attention op directly";
         /// Fuses the two products of a feed-forward layer into one op.
@@ -63,7 +63,7 @@ message! {
         /// Compute threads.
         num_threads(1): optional int32 = 1,
             allowed [AT_LEAST_0, "0 means the number of cores", "0"];
-        /// Number of runs after which temporaries are dropped.
+        /// Number of runs after which a plan that they did not use is dropped, with its temporaries.
         num_iteration_per_drop_scope(2): optional int32 = 10, allowed [AT_LEAST_1, COUNT, "10"];
         /// Iterations in one call of run.
         num_iteration_per_run(3): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];

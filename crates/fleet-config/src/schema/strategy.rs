@@ -11,9 +11,13 @@ use crate::reflect::EnumShape;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum Mode {
+    /// Workers exchange gradients among themselves.
     Collective = 1,
+    /// Parameter servers update the parameters.
     Ps = 2,
+    /// Workers are stages of a pipeline.
     Pipeline = 3,
+    /// Workers have different kinds of devices.
     Heter = 4,
 }
 
@@ -55,10 +59,12 @@ message! {
         /// Updates of a parameter server: true for asynchronous, false for synchronous
         /// (`a_sync_configs`).
         a_sync(12): optional bool = true, only Servers "the job has no servers";
-        /// Makes each communication thread wait for its all-reduce; false lets them overlap.
+        /// Sums gradients in the computing thread, which waits for each sum. If false or not
+        /// assigned, sums overlap the backward pass.
         sync_nccl_allreduce(13): optional bool = true,
-            ignored "communicators overlap, and waits follow from the program";
-        /// Number of parallel communicators. Recommended: 1 on one machine, 2 on several.
+            only Collective "gradients are sent to servers";
+        /// Number of parallel communicators. At most 8. Recommended: 1 on one machine, 2
+        /// on several.
         nccl_comm_num(14): optional int32 = 1,
             allowed [AT_LEAST_1, "gradients need a communicator", "1 on one machine, 2 on several"],
             only Collective "gradients are sent to servers";
@@ -82,9 +88,10 @@ message! {
                 "32, or fuse_all_reduce_ops false for no buckets"
             ],
             only Collective "gradients are sent to servers";
-        /// Limit of the number of layers whose gradients share a bucket, despite the name.
+        /// Number of parameters, despite the name, above which a bucket of gradients is closed; the
+        /// parameters of a layer stay together.
         fuse_grad_size_in_TFLOPS(20): optional float = 50.0,
-            allowed [AT_LEAST_1, "it limits the layers whose gradients share a bucket", "50"],
+            allowed [AT_LEAST_1, "it limits the parameters whose gradients share a bucket", "50"],
             only Collective "gradients are sent to servers";
         /// Chooses convolution algorithms by trying all of them.
         cudnn_exhaustive_search(21): optional bool = false,

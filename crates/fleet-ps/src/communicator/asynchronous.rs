@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 pub(super) struct Async {
     newest: Arc<Newest>,
-    _receiver: Option<Thread>,
+    receivers: Vec<Thread>,
 }
 
 /// The newest parameters received.
@@ -20,7 +20,7 @@ struct Newest {
     servers: Arc<dyn TableAccess>,
     tables: BTreeMap<u32, Table>,
     sends_before_receive: usize,
-    /// Requests to the receiving thread, if there is one.
+    /// Requests to the receiving threads, if there are any.
     wanted: Mutex<Wanted>,
     changed: Condvar,
     receives_apart: bool,
@@ -71,14 +71,16 @@ impl Async {
             changed,
             receives_apart: options.receives_apart,
         });
-        let receiver = match options.receives_apart {
-            false => None,
-            true => {
-                let newest = Arc::clone(&newest);
-                Some(Thread::start("ps-receive", move || newest.serve())?)
-            }
+        let mut mode = Async { newest, receivers: Vec::new() };
+        let thread_count = match options.receives_apart {
+            true => options.receive_thread_count.min(mode.newest.tables.len().max(1)),
+            false => 0,
         };
-        Ok(Async { newest, _receiver: receiver })
+        for _ in 0..thread_count {
+            let newest = Arc::clone(&mode.newest);
+            mode.receivers.push(Thread::start("ps-receive", move || newest.serve())?);
+        }
+        Ok(mode)
     }
 
     /// Returns the callback of the sending threads, for each dense push.
@@ -150,7 +152,7 @@ impl Newest {
         Ok(())
     }
 
-    /// Body of the receiving thread. A table that is requested several times is received once.
+    /// Body of a receiving thread. A table that is requested several times is received once.
     fn serve(&self) {
         let mut wanted = lock(&self.wanted);
         loop {
@@ -165,7 +167,7 @@ impl Newest {
             let outcome = self.receive(table, holds);
             wanted = lock(&self.wanted);
             if let Err(error) = outcome {
-                wanted.error = Some(error);
+                wanted.error.get_or_insert(error);
                 return;
             }
         }

@@ -1,4 +1,4 @@
-//! Rows of coming steps, requested ahead by a thread of their own.
+//! Rows of coming steps, requested ahead by threads of their own. Each has one request in flight.
 //!
 //! An answer is found by its table and its ids, all of them in order. So a mistaken request is
 //! never used, and it is dropped after later requests.
@@ -16,7 +16,7 @@ const KEPT_MAX: usize = 2;
 
 pub(super) struct LookAhead {
     shared: Arc<Shared>,
-    thread: Option<Thread>,
+    threads: Vec<Thread>,
 }
 
 struct Shared {
@@ -53,12 +53,19 @@ enum Answer {
 pub(super) type Rows = (Arc<Batch>, Vec<f32>);
 
 impl LookAhead {
-    pub fn start(servers: Arc<dyn TableAccess>, batches: Arc<Batches>) -> Result<LookAhead> {
+    pub fn start(
+        servers: Arc<dyn TableAccess>,
+        batches: Arc<Batches>,
+        thread_count: usize,
+    ) -> Result<LookAhead> {
         let (state, changed) = Default::default();
         let shared = Arc::new(Shared { state, changed, servers, batches });
-        let served = Arc::clone(&shared);
-        let thread = Thread::start("ps-look-ahead", move || served.serve())?;
-        Ok(LookAhead { shared, thread: Some(thread) })
+        let mut look_ahead = LookAhead { shared, threads: Vec::new() };
+        for _ in 0..thread_count {
+            let shared = Arc::clone(&look_ahead.shared);
+            look_ahead.threads.push(Thread::start("ps-look-ahead", move || shared.serve())?);
+        }
+        Ok(look_ahead)
     }
 
     /// Requests rows, at once or when the current step has ended.
@@ -91,8 +98,8 @@ impl LookAhead {
         self.shared.changed.notify_all();
     }
 
-    /// Drops all requests, and waits for those in flight. Afterwards the thread sends nothing to
-    /// the servers.
+    /// Drops all requests, and waits for those in flight. Afterwards nothing is sent to the
+    /// servers.
     pub fn end(&self) {
         let mut state = lock(&self.shared.state);
         state.requests.retain(|request| matches!(request.answer, Answer::InFlight));
@@ -141,9 +148,9 @@ impl Drop for LookAhead {
             state.requests.iter().any(|request| matches!(request.answer, Answer::InFlight))
         };
         self.shared.changed.notify_all();
-        // A thread that waits for a server, which may be gone, is left to end by itself.
-        if let Some(thread) = self.thread.take_if(|_| waits) {
-            thread.detach();
+        // Threads that wait for a server, which may be gone, are left to end by themselves.
+        if waits {
+            self.threads.drain(..).for_each(Thread::detach);
         }
     }
 }

@@ -23,6 +23,7 @@ mod new_run_tests;
 #[cfg(test)]
 mod options_tests;
 mod outbox;
+mod receive;
 #[cfg(test)]
 mod restart_tests;
 mod schedule;
@@ -39,6 +40,7 @@ use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use look_ahead::LookAhead;
 use outbox::{Grads, Item, Outbox};
+use receive::Received;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -58,6 +60,11 @@ pub struct CommunicatorOptions {
     /// Parameters are received by a thread of their own instead of the sending thread
     /// (`independent_recv_thread`).
     pub receives_apart: bool,
+    /// Number of dense tables received at a time (`rpc_get_thread_num`): by that many threads of
+    /// `receives_apart`, or at the end of a step in the sync and half-async modes.
+    pub receive_thread_count: usize,
+    /// Number of tables whose rows are requested ahead at a time (`rpc_prefetch_thread_num`).
+    pub look_ahead_thread_count: usize,
     /// Gradients sent before parameters are received again (`min_send_grad_num_before_recv`).
     pub sends_before_receive: usize,
     /// Merged gradients are averaged instead of summed (`is_sgd_optimizer` off).
@@ -72,13 +79,16 @@ impl Default for CommunicatorOptions {
             wait_count_max: 1,
             thread_count: 1,
             receives_apart: false,
+            receive_thread_count: 1,
+            look_ahead_thread_count: 1,
             sends_before_receive: 1,
             averages: false,
         }
     }
 }
 
-/// Limit on the sending threads of one worker, each of which has one push in flight.
+/// Limit on the sending threads of one worker, each of which has one push in flight, and likewise on
+/// those that receive and that look ahead.
 const THREAD_COUNT_MAX: usize = 64;
 /// Limit on queued gradients and on merged ones: a longer queue would be a leak.
 const QUEUE_LEN_MAX: usize = 1 << 16;
@@ -89,6 +99,8 @@ impl CommunicatorOptions {
             ("max_merge_var_num", self.merge_count_max, QUEUE_LEN_MAX),
             ("send_queue_size", self.queue_len_max, QUEUE_LEN_MAX),
             ("thread_pool_size", self.thread_count, THREAD_COUNT_MAX),
+            ("rpc_get_thread_num", self.receive_thread_count, THREAD_COUNT_MAX),
+            ("rpc_prefetch_thread_num", self.look_ahead_thread_count, THREAD_COUNT_MAX),
             ("min_send_grad_num_before_recv", self.sends_before_receive, QUEUE_LEN_MAX),
         ] {
             if !(1..=max).contains(&value) {
@@ -164,17 +176,24 @@ struct Core {
     steps: AtomicU64,
     /// The step in progress is skipped: it has no gradients.
     is_skipped: AtomicBool,
-    /// Buffer for received parameters.
-    received: Mutex<Vec<f32>>,
+    /// Buffer for parameters that one thread receives.
+    buffer: Mutex<Vec<f32>>,
+    /// Parameters that several threads receive at the end of a step.
+    received: Option<Received>,
 }
 
 impl Core {
     /// Reads the parameters of a dense table from the servers.
     fn pull_dense(&self, table: u32, parts: &mut [&mut [f32]]) -> Result<()> {
-        let mut received = lock(&self.received);
-        received.resize(parts.iter().map(|part| part.len()).sum(), 0.0);
-        self.servers.tables.pull_dense(table, &mut received)?;
-        scatter(table, &received, parts)
+        if let Some(received) = &self.received
+            && received.take(table, parts)?
+        {
+            return Ok(());
+        }
+        let mut buffer = lock(&self.buffer);
+        buffer.resize(parts.iter().map(|part| part.len()).sum(), 0.0);
+        self.servers.tables.pull_dense(table, &mut buffer)?;
+        scatter(table, &buffer, parts)
     }
 
     /// Counts the step that is about to end; reports at the interval.
@@ -216,7 +235,7 @@ impl Core {
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub struct Communicator {
-    // The threads of the mode and of the look-ahead must end before those of the core.
+    // The threads of the mode and those that look ahead must end before those of the core.
     mode: Box<dyn Mode>,
     look_ahead: LookAhead,
     batches: Arc<Batches>,
@@ -236,7 +255,16 @@ impl Communicator {
         options.check()?;
         let servers = servers.into();
         let batches = Arc::<Batches>::default();
-        let look_ahead = LookAhead::start(servers.tables.clone(), Arc::clone(&batches))?;
+        let (tables, threads) = (servers.tables.clone(), options.look_ahead_thread_count);
+        let look_ahead = LookAhead::start(tables, Arc::clone(&batches), threads)?;
+        let receive_threads = options.receive_thread_count;
+        let received = match mode {
+            PushMode::Sync | PushMode::HalfAsync => {
+                Received::new(&servers.job().tables, receive_threads)
+            }
+            // Its own threads receive.
+            PushMode::Async => None,
+        };
         let start =
             |options: CommunicatorOptions, on_push: outbox::PushCallback| -> Result<Arc<Core>> {
                 Ok(Arc::new(Core {
@@ -246,7 +274,8 @@ impl Communicator {
                     dense_count: Mutex::default(),
                     steps: AtomicU64::new(0),
                     is_skipped: AtomicBool::new(false),
-                    received: Mutex::default(),
+                    buffer: Mutex::default(),
+                    received,
                 }))
             };
         // A push that must be sent by the end of the step gains nothing by waiting for more
@@ -263,6 +292,7 @@ impl Communicator {
         Ok(Communicator { mode, look_ahead, batches, core, reads: Mutex::default() })
     }
 
+    /// Returns the servers that gradients are sent to.
     pub fn servers(&self) -> &Servers {
         &self.core.servers
     }
@@ -330,6 +360,9 @@ impl Communicator {
     /// Ends the gradients of this step: all are handed over, or the step is skipped.
     pub fn sent(&self) -> Result<()> {
         self.mode.sent(&self.core)?;
+        if let Some(received) = &self.core.received {
+            received.receive(&*self.core.servers.tables)?;
+        }
         self.core.is_skipped.store(false, Relaxed);
         let steps = self.core.steps.fetch_add(1, Relaxed) + 1;
         self.core.outbox.end_step(steps);
@@ -348,6 +381,9 @@ impl Communicator {
 
     /// Ends this step: it has all its parameters.
     pub fn received(&self) -> Result<()> {
+        if let Some(received) = &self.core.received {
+            received.end();
+        }
         self.mode.received(&self.core)?;
         self.look_ahead.release();
         Ok(())
@@ -394,6 +430,7 @@ impl Communicator {
         self.look_ahead.end();
     }
 
+    /// Returns the activity since the start.
     pub fn stats(&self) -> CommunicatorStats {
         let sent = self.core.outbox.counts();
         CommunicatorStats {

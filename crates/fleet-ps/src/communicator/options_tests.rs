@@ -2,12 +2,15 @@
 
 use super::tests::{DENSE, SPARSE, job, workers};
 use super::*;
-use crate::{Ids, JobTables, Step, TableAccess};
+use crate::{Ids, JobTables, SparseConfig, Step, TableAccess};
 use fleet_base::sync::{lock, wait_while};
 use std::sync::Condvar;
 use std::time::Instant;
 
 const STEPS: u32 = 2;
+/// A second table of rows, and a second dense one.
+const MORE_ROWS: u32 = 3;
+const MORE_NUMBERS: u32 = 4;
 /// Long enough for any machine; no test waits this long.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -16,6 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 enum RecordedRequest {
     PushRows,
     PushNumbers,
+    PullRows,
     /// By the thread of this name.
     PullNumbers(String),
     Rate(f32),
@@ -31,6 +35,8 @@ struct Watched {
     changed: Condvar,
     /// A push continues when this holds for the recorded requests, its own included.
     may_continue: Box<Condition>,
+    /// A pull continues when so many pulls are recorded, its own included.
+    pulls_together: AtomicU64,
 }
 
 impl Watched {
@@ -46,9 +52,33 @@ impl Watched {
     ) -> Arc<Watched> {
         let mut job = job(worker + 1, false);
         job.tables.push(TableConfig::GlobalStep { table_id: STEPS });
+        for table in job.tables.clone() {
+            job.tables.extend(match table {
+                TableConfig::Sparse(config) => {
+                    Some(TableConfig::Sparse(SparseConfig { table_id: MORE_ROWS, ..config }))
+                }
+                TableConfig::Dense { params, rule, non_finite, options, .. } => {
+                    let table_id = MORE_NUMBERS;
+                    Some(TableConfig::Dense { table_id, params, rule, non_finite, options })
+                }
+                _ => None,
+            });
+        }
         let servers = workers(&job).remove(worker);
-        let (requests, changed) = Default::default();
-        Arc::new(Watched { servers, requests, changed, may_continue: Box::new(may_continue) })
+        let may_continue = Box::new(may_continue);
+        let (requests, changed, pulls_together) = Default::default();
+        Arc::new(Watched { servers, requests, changed, may_continue, pulls_together })
+    }
+
+    /// Makes this many pulls wait for each other.
+    fn pulls_wait_for_each_other(&self, count: u64) {
+        lock(&self.requests).clear();
+        self.pulls_together.store(count, Relaxed);
+    }
+
+    fn until_pulls_are_together(&self) -> Result<()> {
+        let count = self.pulls_together.load(Relaxed);
+        self.until("other pulls", |requests| pulls(requests) >= count)
     }
 
     fn record(&self, request: RecordedRequest) {
@@ -78,6 +108,13 @@ impl Watched {
     }
 }
 
+fn pulls(requests: &[RecordedRequest]) -> u64 {
+    let is_pull = |request: &&RecordedRequest| {
+        matches!(request, RecordedRequest::PullRows | RecordedRequest::PullNumbers(_))
+    };
+    requests.iter().filter(is_pull).count() as u64
+}
+
 impl TableAccess for Watched {
     fn worker(&self) -> usize {
         self.servers.worker()
@@ -94,6 +131,8 @@ impl TableAccess for Watched {
         rows: &mut [f32],
         mode: PullMode,
     ) -> Result<()> {
+        self.record(RecordedRequest::PullRows);
+        self.until_pulls_are_together()?;
         self.servers.tables.pull_sparse(table, ids, rows, mode)
     }
 
@@ -106,6 +145,7 @@ impl TableAccess for Watched {
     fn pull_dense(&self, table: u32, values: &mut [f32]) -> Result<()> {
         let name = std::thread::current().name().unwrap_or_default().to_string();
         self.record(RecordedRequest::PullNumbers(name));
+        self.until_pulls_are_together()?;
         self.servers.tables.pull_dense(table, values)
     }
 
@@ -270,6 +310,59 @@ fn parameters_are_received_by_the_sender_or_by_a_thread_of_their_own() {
                 if name.starts_with("ps-") && name != by)
         };
         assert_eq!(lock(&servers.requests).iter().find(others), None);
+    }
+}
+
+/// Two pulls continue only when both are recorded, so one thread alone would time out.
+#[test]
+fn so_many_tables_are_looked_up_ahead_at_once() {
+    let servers = Watched::new(|_| true);
+    let options = CommunicatorOptions { look_ahead_thread_count: 2, ..Default::default() };
+    let communicator = start(&servers, options);
+    servers.pulls_wait_for_each_other(2);
+    for table in [SPARSE, MORE_ROWS] {
+        communicator.look_ahead(table, vec![5], 1);
+    }
+    servers.until("both requests", |requests| pulls(requests) == 2).unwrap();
+    for table in [SPARSE, MORE_ROWS] {
+        communicator.look_up(table, &[5], &mut [0.0], PullMode::Train).unwrap();
+    }
+    assert_eq!(communicator.stats().looked_ahead, 2);
+}
+
+#[test]
+fn so_many_tables_are_received_at_once() {
+    let options = CommunicatorOptions {
+        receives_apart: true,
+        receive_thread_count: 2,
+        ..CommunicatorOptions::default()
+    };
+    for mode in [PushMode::Async, PushMode::HalfAsync] {
+        let servers = Watched::new(|_| true);
+        let rates = Rates::constant();
+        let communicator = Communicator::start(servers.clone(), mode, options, rates).unwrap();
+        servers.pulls_wait_for_each_other(2);
+        for table in [DENSE, MORE_NUMBERS] {
+            communicator.push_dense(table, &[&[1.0; 3]]).unwrap();
+        }
+        communicator.sent().unwrap();
+        servers.until("both requests", |requests| pulls(requests) == 2).unwrap();
+        if mode == PushMode::Async {
+            continue;
+        }
+        // Each is received once for a step.
+        let mut values = [0.0; 3];
+        for table in [DENSE, MORE_NUMBERS] {
+            communicator.dense(table, &mut [&mut values]).unwrap();
+            assert_eq!(values, [-1.0; 3]);
+        }
+        assert_eq!(pulls(&lock(&servers.requests)), 2);
+        communicator.sent().unwrap();
+        communicator.received().unwrap();
+        // Values that the step did not take are not used later.
+        servers.servers.tables.set_dense(DENSE, &[7.0; 3]).unwrap();
+        communicator.dense(DENSE, &mut [&mut values]).unwrap();
+        assert_eq!(values, [7.0; 3]);
     }
 }
 

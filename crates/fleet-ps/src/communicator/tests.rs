@@ -227,6 +227,14 @@ fn senseless_knobs_are_refused() {
         (CommunicatorOptions { queue_len_max: 0, ..Default::default() }, "send_queue_size"),
         (CommunicatorOptions { merge_count_max: 0, ..Default::default() }, "max_merge_var_num"),
         (CommunicatorOptions { thread_count: 1000, ..Default::default() }, "thread_pool_size"),
+        (
+            CommunicatorOptions { receive_thread_count: 0, ..Default::default() },
+            "rpc_get_thread_num",
+        ),
+        (
+            CommunicatorOptions { look_ahead_thread_count: 65, ..Default::default() },
+            "rpc_prefetch_thread_num",
+        ),
     ] {
         let started =
             Communicator::start(servers.clone(), PushMode::Async, options, Rates::constant());

@@ -40,7 +40,9 @@ use std::path::PathBuf;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableIndex {
+    /// Folder of the save.
     pub dir: PathBuf,
+    /// Number of the save, which all servers wrote.
     pub save_id: u64,
     /// Empty if an earlier version made the save.
     pub tables: Vec<SavedTable>,
@@ -49,6 +51,7 @@ pub struct TableIndex {
 /// A table of a save.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedTable {
+    /// Number of the table in the job that saved it.
     pub id: u32,
     /// [`TableConfig::name`].
     pub name: String,

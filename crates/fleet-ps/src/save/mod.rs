@@ -64,9 +64,13 @@ impl SaveFormat {
 /// One server's part in a save.
 #[derive(Clone, Copy, Debug)]
 pub struct SaveOptions {
+    /// Which rows are saved.
     pub mode: SaveMode,
+    /// Format of the files.
     pub format: SaveFormat,
+    /// Number of this server, from 0.
     pub server: u32,
+    /// Number of servers of the job.
     pub server_count: u32,
     /// Number of the save: the same on all servers, and different for every save.
     pub save_id: u64,
@@ -78,7 +82,9 @@ const SERVER_COUNT_MAX: u32 = 1000;
 /// Size of a save.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Saved {
+    /// Number of rows in the files.
     pub row_count: u64,
+    /// Size of the files.
     pub bytes: u64,
 }
 

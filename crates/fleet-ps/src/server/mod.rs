@@ -102,6 +102,7 @@ pub(crate) enum Table {
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 impl ServerTables {
+    /// Creates the tables of one server, empty. Fails if the job is invalid or has no such server.
     pub fn new(job: &JobTables, server: usize) -> Result<ServerTables> {
         job.check()?;
         if server >= job.server_count {
@@ -138,6 +139,7 @@ impl ServerTables {
         (0..job.server_count).map(|server| ServerTables::new(job, server).map(Into::into)).collect()
     }
 
+    /// Returns the number of the server, from 0.
     pub fn server(&self) -> usize {
         self.server
     }
@@ -147,6 +149,7 @@ impl ServerTables {
         self.presence.set_silent_after(span);
     }
 
+    /// Returns the description of all tables of the job.
     pub fn job(&self) -> &JobTables {
         &self.job
     }
@@ -183,6 +186,7 @@ impl ServerTables {
         self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.check())
     }
 
+    /// Ends [`ServerTables::wait`].
     pub fn stop(&self) {
         *lock(&self.stopped) = true;
         self.stop.notify_all();

@@ -7,7 +7,8 @@
 //! * communicate: an all-reduce for each bucket directly follows the bucket's last gradient, so
 //!   that it overlaps the rest of the backward pass. Buckets use the rings in turn. Sparse rows are
 //!   gathered. With `use_hierarchical_allreduce`, gradients are reduced within groups, summed
-//!   across their leaders, and broadcast within groups.
+//!   across their leaders, and broadcast within groups. With `sync_nccl_allreduce` assigned true,
+//!   all of this runs in the compute lane, without overlap.
 
 use super::{Applies, Facts, Strategy, trains_alone};
 use crate::buckets::{self, Item};
@@ -38,6 +39,13 @@ impl Strategy for DataParallel {
             let problem = Problem::warning(path, message)
                 .why("it is the number of ranks in a group of the lower level")
                 .help("set use_hierarchical_allreduce to true, or remove this field");
+            problems.push(problem);
+        }
+        if sums_in_compute_lane(strategy) && strategy.nccl_comm_num() > 1 {
+            let message = "does not overlap communication if sync_nccl_allreduce is true";
+            let problem = Problem::warning("nccl_comm_num", message)
+                .why("the computing thread makes one sum after another")
+                .help("set sync_nccl_allreduce to false, or remove this field");
             problems.push(problem);
         }
         if strategy.fuse_all_reduce_ops() {
@@ -98,6 +106,12 @@ impl Strategy for DataParallel {
             placed.push((vars.clone(), all_reduce(job, &groups, index, &vars, &label)?));
         }
         gather_rows(job, &groups, &mut placed)?;
+        if sums_in_compute_lane(job.strategy) {
+            for op in placed.iter().flat_map(|(_, ops)| ops) {
+                job.programs.main.op_mut(*op).set_attr("use_calc_stream", true)?;
+            }
+            job.notes.push("gradients are summed in the computing thread, without overlap".into());
+        }
         job.place(placed)
     }
 
@@ -133,6 +147,12 @@ fn large_last_bucket(strategy: &Effective<'_>) -> Option<Problem> {
         .help("use 1");
     // 0 and -1 are no sizes.
     (limit > 0 && last > limit as f32).then_some(problem)
+}
+
+/// Returns whether the computing thread waits for each sum of gradients. Although true is the
+/// documented default, sums overlap compute unless the strategy or a flag assigns true.
+fn sums_in_compute_lane(strategy: &Effective<'_>) -> bool {
+    strategy.sync_nccl_allreduce == Some(true)
 }
 
 fn scales(job: &Job<'_>) -> bool {

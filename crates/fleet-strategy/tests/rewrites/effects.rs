@@ -230,6 +230,7 @@ const PAIRS: &[(&str, &str, &str)] = &[
     ("gradient_merge", "", r#"gradient_merge=true gradient_merge_configs={"k_steps":2}"#),
     ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks=4",
         "hierarchical_allreduce_inter_nranks=4 use_hierarchical_allreduce=true"),
+    ("sync_nccl_allreduce", "sync_nccl_allreduce=false", "sync_nccl_allreduce=true"),
     ("hierarchical_allreduce_inter_nranks",
         "use_hierarchical_allreduce=true hierarchical_allreduce_inter_nranks=4",
         "use_hierarchical_allreduce=true hierarchical_allreduce_inter_nranks=2"),
@@ -267,11 +268,10 @@ fn what_is_not_marked_changes_something() {
         let value = another(field);
         let mut strategy = base.clone();
         strategy.set_strictly(&path, value.clone()).unwrap_or_else(|error| panic!("{error}"));
-        if path.starts_with("build_strategy.") {
+        if let (true, Value::Bool(value)) = (path.starts_with("build_strategy."), &value) {
             // The executor decides the behaviour of unassigned fields, so the base assigns the
             // opposite value.
-            let default = value != Value::Bool(true);
-            base.set_strictly(&path, default).unwrap();
+            base.set_strictly(&path, !value).unwrap();
         }
         let before = outcome(&path, &base).unwrap();
         match outcome(&path, &strategy) {

@@ -2,7 +2,8 @@
 //! form.
 
 use crate::world::{
-    Network, STEPS, Trained, assert_close, mlp, parameters, rewritten, train, train_at, train_rank,
+    Network, STEPS, Trained, assert_close, batch, mlp, parameters, rewritten, services, train,
+    train_at, train_rank,
 };
 use fleet_exec::{Device, ExecOptions, Executor, Scope};
 use fleet_nn::optimizer::{Optimizer, Rule};
@@ -12,7 +13,7 @@ use fleet_strategy::{
     AdaptiveLocalSgdConfig, AmpConfig, DistributedStrategy, LambConfig, LarsConfig, LocalSgdConfig,
     Ranks,
 };
-use fleet_testkit::local::World;
+use fleet_testkit::local::{self, World};
 
 /// Trains one rank, with these fusions.
 fn train_as(build: BuildOptions, network: Network, strategy: &DistributedStrategy) -> Trained {
@@ -56,6 +57,34 @@ fn data_parallel_is_one_rank_on_the_whole_batch() {
         .weight_decay(Regularizer::L2(0.01))
         .into();
     check_equal("clip and decay", &clipped, &plain, 1e-6);
+}
+
+/// `sync_nccl_allreduce` changes the lane of the sums, not the results.
+#[test]
+fn sums_in_the_compute_lane_are_sums() {
+    let unfused = DistributedStrategy::new().with_fuse_all_reduce_ops(false).with_nccl_comm_num(2);
+    let waiting = unfused.clone().with_sync_nccl_allreduce(true);
+    check_equal("sums in the compute lane", &momentum(), &waiting, 1e-6);
+    let rows = waiting.clone().use_gradient_merge(2);
+    check_equal("sums in the compute lane, merged", &momentum(), &rows, 1e-6);
+    let beside = |strategy: &DistributedStrategy| -> Vec<bool> {
+        let ranks = local::run(2, |rank, world| {
+            let ranks = Ranks::new(rank, 2);
+            let (programs, plan) = rewritten(mlp, &momentum(), strategy, ranks)?;
+            let options = ExecOptions { profile: true, ..ExecOptions::threads(1) };
+            let mut executor = Executor::new(options).services(services(world, &plan, rank));
+            let mut scope = Scope::new();
+            executor.run(&programs.startup, &mut scope, &[], &[])?;
+            let (x, y) = batch(0, rank, 2)?;
+            executor.run(&programs.main, &mut scope, &[("x", &x), ("y", &y)], &[])?;
+            let spans = executor.trace().spans;
+            let sums = spans.iter().filter(|span| span.op.contains("allreduce"));
+            Ok(sums.map(|span| span.lane != 0).collect())
+        });
+        ranks.into_iter().next().unwrap().unwrap()
+    };
+    assert_eq!(beside(&unfused), [true; 6]);
+    assert_eq!(beside(&waiting), [false; 6]);
 }
 
 #[test]

@@ -96,6 +96,26 @@ fn hierarchical() {
     assert!(plan.notes[0].contains("has no effect"), "{:?}", plan.notes);
 }
 
+/// `sync_nccl_allreduce` moves the communication of gradients to the compute lane if it is assigned
+/// true, and only then.
+#[test]
+fn sums_in_the_compute_lane() {
+    let base = DistributedStrategy::new().with_fuse_all_reduce_ops(false);
+    let levels = base.clone().with_use_hierarchical_allreduce(true);
+    for (strategy, ops) in [(base, 6), (levels, 18)] {
+        let moved = |strategy: &DistributedStrategy| {
+            let ranks = Ranks::new(0, 8).per_node(4);
+            let (programs, plan) = rewritten(mlp, &momentum(), strategy, ranks).unwrap();
+            let ops = programs.main.root_ops().filter(|(_, op)| op.name().starts_with("c_"));
+            let moved = ops.filter(|(_, op)| op.attr_bool("use_calc_stream")).count();
+            (moved, plan.notes.iter().any(|note| note.contains("without overlap")))
+        };
+        assert_eq!(moved(&strategy), (0, false));
+        assert_eq!(moved(&strategy.clone().with_sync_nccl_allreduce(false)), (0, false));
+        assert_eq!(moved(&strategy.clone().with_sync_nccl_allreduce(true)), (ops, true));
+    }
+}
+
 #[test]
 fn gradient_merge_talks_in_its_blocks() {
     let strategy = DistributedStrategy::new().use_gradient_merge(4);

@@ -10,6 +10,7 @@ mod end_marker;
 mod infer;
 mod launch_barrier;
 mod lifecycle;
+mod loss_scale;
 mod port;
 mod prepare;
 mod remote_save;

@@ -46,6 +46,7 @@ use std::path::Path;
 /// # Ok::<(), fleet::Error>(())
 /// ```
 pub struct PreparedWorker<'f> {
+    /// The session, which may load or set parameters before the worker joins.
     pub session: Session,
     servers: Servers,
     job: ServerJob,

@@ -33,21 +33,21 @@ impl Worker {
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
-        self.save_all(dir.as_ref(), None, mode, format)
+        self.flush()?;
+        self.save_flushed(dir.as_ref(), None, mode, format)
     }
 
-    /// Saves all tables, this worker's variables, and with `targets` the model for inference.
-    fn save_all(
-        &mut self,
+    /// Saves all tables as the servers have them, this worker's variables that are in no table, and
+    /// with `targets` the model for inference.
+    pub(crate) fn save_flushed(
+        &self,
         dir: &Path,
         targets: Option<&[&str]>,
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
-        let url = remote_url(dir)?;
-        self.flush()?;
         let save = || self.servers().admin.save(Tables::All, dir, mode, format);
-        let Some(url) = url else {
+        let Some(url) = remote_url(dir)? else {
             let saved = save()?;
             self.write_own(dir, targets)?;
             return Ok(saved);
@@ -111,7 +111,8 @@ impl Worker {
         for target in targets {
             self.session.programs.main.var_named(target)?;
         }
-        self.save_all(dir.as_ref(), Some(targets), mode, format)
+        self.flush()?;
+        self.save_flushed(dir.as_ref(), Some(targets), mode, format)
     }
 
     /// Saves the rows of one table, given the name of its parameter, into a folder of its own
@@ -138,13 +139,27 @@ impl Worker {
     }
 
     /// Loads the latest save of a folder over the tables of all servers, and the parameters from
-    /// it. Only one worker should call it while the others wait; they then call [`Worker::flush`].
+    /// it. Only one worker should call it while the others wait; they then call
+    /// [`Worker::adopt_loaded`].
     pub fn load_persistables(&mut self, dir: impl AsRef<Path>) -> Result<u64> {
         let loaded = self.servers().admin.load(Tables::All, dir.as_ref())?;
+        self.adopt_loaded(dir)?;
+        Ok(loaded)
+    }
+
+    /// Adopts a save that another worker has loaded ([`Worker::load_persistables`]): pulls the
+    /// parameters from the servers, and loads the variables that are in no table, such as the loss
+    /// scale and batch statistics. In GEO, this worker's changes that were not sent are dropped.
+    pub fn adopt_loaded(&mut self, dir: impl AsRef<Path>) -> Result<()> {
         let (job, fs) = (self.job().clone(), self.save_fs.clone());
         load_worker_vars(&fs, dir.as_ref(), &job, &mut self.session)?;
-        self.flush()?;
-        Ok(loaded)
+        self.reload()
+    }
+
+    /// Sets variables that are in no table.
+    pub(crate) fn set_variables(&mut self, variables: &[(String, Tensor)]) -> Result<()> {
+        let scope = &mut self.session.scope;
+        variables.iter().try_for_each(|(name, tensor)| scope.assign(name, tensor))
     }
 }
 

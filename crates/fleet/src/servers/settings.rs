@@ -49,6 +49,8 @@ pub fn communicator_options(
             Setting::MIN_SEND_GRAD_NUM_BEFORE_RECV,
         )?,
         averages: !Setting::IS_SGD_OPTIMIZER.is_on(env)?,
+        receive_thread_count: Setting::RPC_GET_THREAD_NUM.value(env)?,
+        look_ahead_thread_count: Setting::RPC_PREFETCH_THREAD_NUM.value(env)?,
     })
 }
 
@@ -135,10 +137,28 @@ mod tests {
             let error = options(AsyncConfig::default(), &[(name, "many")]).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("many"), "{error}");
         }
-        // The strategy has no field for this option.
-        let flag = ("FLAGS_communicator_is_sgd_optimizer", "0");
-        let averages = CommunicatorOptions { averages: true, ..kept };
-        assert_eq!(options(assigned, &[flag]).unwrap(), averages);
+        // The strategy has no field for these options.
+        for (flag, value, want) in [
+            (
+                "FLAGS_communicator_is_sgd_optimizer",
+                "0",
+                CommunicatorOptions { averages: true, ..kept },
+            ),
+            (
+                "FLAGS_rpc_get_thread_num",
+                "7",
+                CommunicatorOptions { receive_thread_count: 7, ..kept },
+            ),
+            (
+                "FLAGS_rpc_prefetch_thread_num",
+                "7",
+                CommunicatorOptions { look_ahead_thread_count: 7, ..kept },
+            ),
+        ] {
+            assert_eq!(options(assigned.clone(), &[(flag, value)]).unwrap(), want, "{flag}");
+            let error = options(assigned.clone(), &[(flag, "many")]).unwrap_err().to_string();
+            assert!(error.contains(flag) && error.contains("many"), "{error}");
+        }
         // The flag takes precedence over the number of cores.
         let both = [("CPU_NUM", "4"), ("FLAGS_communicator_send_queue_size", "9")];
         assert_eq!(options(AsyncConfig::default(), &both).unwrap().queue_len_max, 9);
@@ -155,6 +175,8 @@ mod tests {
             receives_apart: true,
             sends_before_receive: 1,
             averages: false,
+            receive_thread_count: 1,
+            look_ahead_thread_count: 1,
         };
         assert_eq!(options(AsyncConfig::default(), &[]).unwrap(), documented);
         let by_cores = CommunicatorOptions {

@@ -86,6 +86,7 @@ fn switches() -> Vec<(&'static str, BuildOptions)> {
         one("fuse_bn_act_ops", |o| o.fuse_bn_act_ops = true),
         one("fuse_bn_add_act_ops", |o| o.fuse_bn_add_act_ops = true),
         one("fuse_relu_depthwise_conv", |o| o.fuse_relu_depthwise_conv = true),
+        one("enable_auto_fusion", |o| o.enable_auto_fusion = true),
         one("fuse_all_optimizer_ops", |o| o.fuse_all_optimizer_ops = true),
         one("enable_inplace", |o| o.enable_inplace = true),
         one("enable_addto", |o| o.enable_addto = true),

@@ -4,7 +4,7 @@
 use crate::launch::{assert_success, run_with};
 use crate::strategies::{feed, state};
 use fleet::prelude::*;
-use fleet::strategy::DistributedStrategy;
+use fleet::strategy::{BuildStrategy, DistributedStrategy};
 
 const STEPS: u64 = 4;
 
@@ -42,11 +42,13 @@ fn session(fleet: &Fleet, name: &str, on_arrival: bool) -> Result<Session> {
     };
     let hidden = x.fc(first.act(Act::Tanh)).fc(Fc::new(1024).act(Act::Tanh));
     let loss = hidden.fc(1).mse_loss(y, Reduction::Mean);
-    let strategy = DistributedStrategy::new().with_fuse_grad_size_in_MB(3).with_amp(name == "amp");
+    let waits = BuildStrategy::default().with_enable_backward_optimizer_op_deps(!on_arrival);
+    let strategy = DistributedStrategy::new()
+        .with_fuse_grad_size_in_MB(3)
+        .with_amp(name == "amp")
+        .with_build_strategy(waits);
     let job = fleet.distributed_optimizer(rule(name), &strategy).minimize(&net, loss)?;
-    let build = BuildOptions { update_on_arrival: on_arrival, ..BuildOptions::default() };
-    let options = ExecOptions { build, ..ExecOptions::threads(1) };
-    fleet.session(net.build()?, &job, options)
+    fleet.session(net.build()?, &job, ExecOptions::threads(1))
 }
 
 /// Returns the number of buckets whose updates are one op with their sums.

@@ -21,6 +21,7 @@ mod trainer;
 mod unused;
 
 use fleet::prelude::*;
+use fleet::strategy::BuildStrategy;
 use fleet::topology::Env;
 use fleet_testhost::process;
 use launch::{init, run, stderr_of};
@@ -40,6 +41,12 @@ fn work(job: &str, folder: &Path) -> Result<()> {
         "train in rings" => {
             let rings = DistributedStrategy::new().with_nccl_comm_num(2);
             train_and_print(&rings.with_fuse_all_reduce_ops(false))
+        }
+        "draw" => {
+            let path = folder.join("program.dot");
+            let path = path.to_str().unwrap_or_default();
+            let build = BuildStrategy::default().with_debug_graphviz_path(path);
+            train_and_print(&DistributedStrategy::new().with_build_strategy(build))
         }
         "leave early" => unequal_steps(false),
         "finish early" => unequal_steps(true),
@@ -216,6 +223,42 @@ fn flags_of_the_environment_set_the_buckets() {
     let outputs = launch::run_with("train", 2, "", &[(FLAG, "half")]);
     let said = stderr_of(&outputs[0]);
     assert!(said.contains(&format!("invalid value of {FLAG}")), "{said}");
+}
+
+/// The flag assigns the strategy's field: the computing thread sums gradients, to the same results.
+#[test]
+fn a_flag_moves_sums_to_the_computing_thread() {
+    const FLAG: &str = "FLAGS_sync_nccl_allreduce";
+    let trained = |value: &str| {
+        let outputs = launch::run_with("train", 2, "", &[(FLAG, value)]);
+        let said = stderr_of(&outputs[0]);
+        let flag = format!(", from {FLAG}");
+        assert!(said.contains("sync_nccl_allreduce: ") && said.contains(&flag), "{said}");
+        let waits = said.contains("gradients are summed in the computing thread, without overlap");
+        assert_eq!(waits, value == "1", "{said}");
+        printed(&outputs[0])
+    };
+    let (beside, inside) = (trained("0"), trained("1"));
+    let off = beside.iter().zip(&inside).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(off <= 1e-6, "{off}");
+}
+
+/// The graph is that of the program after the passes of strategies and of the executor.
+#[test]
+fn the_first_worker_draws_the_training_program() {
+    let folder = scratch("draw");
+    std::fs::create_dir_all(&folder).unwrap();
+    let outputs = launch::run_with("draw", 2, folder.to_str().unwrap(), &[]);
+    assert_eq!(printed(&outputs[0]), printed(&outputs[1]));
+    let graph = std::fs::read_to_string(folder.join("program.dot")).unwrap();
+    for op in ["c_allreduce_sum", "fused_gemm_epilogue_grad", "fused_momentum"] {
+        assert!(graph.contains(&format!("[shape=box, label=\"{op}\"")), "no {op} in {graph}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    // A path that cannot be written is an error of the first worker.
+    let outputs = launch::run_with("draw", 1, folder.to_str().unwrap(), &[]);
+    let said = stderr_of(&outputs[0]);
+    assert!(!outputs[0].status.success() && said.contains("debug_graphviz_path"), "{said}");
 }
 
 /// The first worker prints what its strategy does, on one rank, too.
