@@ -91,10 +91,12 @@ pub struct RemoteDir {
 }
 
 impl RemoteDir {
+    /// Returns its file system.
     pub fn fs(&self) -> &dyn FileSystem {
         &*self.fs
     }
 
+    /// Returns its own path.
     pub fn url(&self) -> &str {
         &self.url
     }
