@@ -20,7 +20,7 @@ use std::time::Instant;
 #[derive(clap::Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Task {
-    /// Everything that a change must pass: format, lints, tidy, tests
+    /// Everything that a change must pass: format, lints, tidy, documentation, tests
     Ci,
     /// The house rules that the compiler does not check
     Tidy(tidy::Options),
@@ -98,6 +98,8 @@ fn ci() -> Outcome {
     let lints = ["clippy", "--workspace", "--all-targets", OF_SERVERS, "--", "-D", "warnings"];
     cargo("lints", &lints)?;
     tidy::run(&root(), &tidy::Options::default())?;
+    // Only this resolves the links of the documentation.
+    cargo("documentation", &["doc", "--workspace", "--no-deps", "--lib"])?;
     cargo("build of tests", &["test", "--workspace", "--no-run"])?;
     // Tests wait for processes about half of the time, in which other crates can compile.
     std::thread::scope(|scope| {

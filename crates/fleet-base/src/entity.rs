@@ -19,7 +19,9 @@ use std::ops::{Index, IndexMut};
 
 /// A typed index; implement it with [`entity_id!`](crate::entity_id).
 pub trait EntityRef: Copy + Eq + Ord + fmt::Debug {
+    /// Returns the id with this index. Panics if the index does not fit.
     fn from_index(index: usize) -> Self;
+    /// Returns the position of the id's value in an [`EntityMap`].
     fn index(self) -> usize;
 }
 
@@ -63,6 +65,7 @@ pub struct EntityMap<K: EntityRef, V> {
 }
 
 impl<K: EntityRef, V> EntityMap<K, V> {
+    /// Returns an empty map.
     pub fn new() -> Self {
         EntityMap { items: Vec::new(), key: PhantomData }
     }
@@ -79,34 +82,42 @@ impl<K: EntityRef, V> EntityMap<K, V> {
         K::from_index(self.items.len())
     }
 
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
+    /// Returns whether the map has no values.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
+    /// Returns the value of an id, or `None` if this map has not assigned the id.
     pub fn get(&self, id: K) -> Option<&V> {
         self.items.get(id.index())
     }
 
+    /// Returns whether this map has assigned an id.
     pub fn contains(&self, id: K) -> bool {
         id.index() < self.items.len()
     }
 
+    /// Iterates over ids and values, in the order of insertion.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (K, &V)> + ExactSizeIterator {
         self.items.iter().enumerate().map(|(index, value)| (K::from_index(index), value))
     }
 
+    /// Iterates over the values, in the order of insertion.
     pub fn values(&self) -> std::slice::Iter<'_, V> {
         self.items.iter()
     }
 
+    /// Like [`EntityMap::values`], for changes.
     pub fn values_mut(&mut self) -> std::slice::IterMut<'_, V> {
         self.items.iter_mut()
     }
 
+    /// Iterates over the ids, in ascending order. The iterator does not borrow the map.
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = K> + ExactSizeIterator + use<K, V> {
         (0..self.items.len()).map(K::from_index)
     }
@@ -165,18 +176,22 @@ pub struct SecondaryMap<K: EntityRef, V> {
 }
 
 impl<K: EntityRef, V> SecondaryMap<K, V> {
+    /// Returns an empty map.
     pub fn new() -> Self {
         SecondaryMap { items: Vec::new(), key: PhantomData }
     }
 
+    /// Returns the value of an id, if it has one.
     pub fn get(&self, id: K) -> Option<&V> {
         self.items.get(id.index())?.as_ref()
     }
 
+    /// Like [`SecondaryMap::get`], for changes.
     pub fn get_mut(&mut self, id: K) -> Option<&mut V> {
         self.items.get_mut(id.index())?.as_mut()
     }
 
+    /// Returns whether an id has a value.
     pub fn contains(&self, id: K) -> bool {
         self.get(id).is_some()
     }
@@ -186,23 +201,28 @@ impl<K: EntityRef, V> SecondaryMap<K, V> {
         self.slot(id).replace(value)
     }
 
+    /// Removes the value of an id, and returns it.
     pub fn remove(&mut self, id: K) -> Option<V> {
         self.items.get_mut(id.index())?.take()
     }
 
+    /// Returns the value of an id, and sets it to the result of `make` if there is none.
     pub fn get_or_insert_with(&mut self, id: K, make: impl FnOnce() -> V) -> &mut V {
         self.slot(id).get_or_insert_with(make)
     }
 
+    /// Iterates over the ids that have a value, in ascending order, with their values.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (K, &V)> {
         let items = self.items.iter().enumerate();
         items.filter_map(|(index, value)| Some((K::from_index(index), value.as_ref()?)))
     }
 
+    /// Iterates over the ids that have a value, in ascending order.
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = K> {
         self.iter().map(|(id, _)| id)
     }
 
+    /// Iterates over the values, in ascending order of ids.
     pub fn values_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut V> {
         self.items.iter_mut().flatten()
     }

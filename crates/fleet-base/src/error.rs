@@ -24,6 +24,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+/// A result whose error is an [`Error`] unless stated otherwise.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Class of an error: who is at fault, and therefore what can be done about it.
@@ -93,6 +94,7 @@ impl PartialEq for Error {
 impl Eq for Error {}
 
 impl Error {
+    /// Returns an error. `message` says what is wrong, in lower case and without a final dot.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Error(Box::new(Inner {
             kind,
@@ -108,26 +110,32 @@ impl Error {
         }))
     }
 
+    /// Returns an error of kind [`ErrorKind::Invalid`].
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, message)
     }
 
+    /// Returns an error of kind [`ErrorKind::Unsupported`].
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unsupported, message)
     }
 
+    /// Returns an error of kind [`ErrorKind::Unavailable`].
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message)
     }
 
+    /// Returns an error of kind [`ErrorKind::Exhausted`].
     pub fn exhausted(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Exhausted, message)
     }
 
+    /// Returns an error of kind [`ErrorKind::Numeric`].
     pub fn numeric(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Numeric, message)
     }
 
+    /// Returns an error of kind [`ErrorKind::Internal`].
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, message)
     }
@@ -175,11 +183,13 @@ impl Error {
         self.0.code
     }
 
+    /// Adds the value that was expected.
     pub fn expected(mut self, what: impl fmt::Display) -> Self {
         self.0.expected = Some(what.to_string());
         self
     }
 
+    /// Adds the value that was found instead of the expected one.
     pub fn got(mut self, what: impl fmt::Display) -> Self {
         self.0.got = Some(what.to_string());
         self
@@ -217,6 +227,23 @@ impl Error {
         }
     }
 
+    /// Replaces a text in all parts, such as the path of a copy by that of the original.
+    ///
+    /// ```
+    /// let error = fleet_base::Error::invalid("/tmp/copy/part is damaged").at("/tmp/copy");
+    /// let error = error.replacing("/tmp/copy", "hdfs://host/save");
+    /// let text = "hdfs://host/save/part is damaged\n  at hdfs://host/save";
+    /// assert_eq!(error.to_string(), text);
+    /// ```
+    pub fn replacing(mut self, from: &str, to: &str) -> Self {
+        let inner = &mut *self.0;
+        let texts = [&mut inner.expected, &mut inner.got, &mut inner.help].into_iter().flatten();
+        for text in texts.chain([&mut inner.message]).chain(&mut inner.places) {
+            *text = text.replace(from, to);
+        }
+        self
+    }
+
     /// Records that the message or a place names this source file or line of the user.
     pub fn naming(mut self, line: &str) -> Self {
         self.0.lines.push(line.to_string());
@@ -240,10 +267,12 @@ impl Error {
         self.0.culprit
     }
 
+    /// Returns the class of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
+    /// Returns the message alone, without expected and actual value, help and places.
     pub fn message(&self) -> &str {
         &self.0.message
     }
@@ -253,6 +282,7 @@ impl Error {
         [&self.0.expected, &self.0.got, &self.0.help].map(|text| text.as_deref())
     }
 
+    /// Returns where the error happened, innermost place first.
     pub fn places(&self) -> &[String] {
         &self.0.places
     }

@@ -25,6 +25,8 @@ const ATTEMPTS_MAX: u32 = 1000;
 pub const TEMPORARY_SUFFIX: &str = ".tmp";
 
 impl AtomicFile {
+    /// Starts to write a file that replaces `target` at the commit. Fails if `target` is a folder,
+    /// a device or a pipe.
     pub fn create(target: &Path) -> Result<AtomicFile> {
         let disk: Arc<dyn Disk> = Arc::new(RealDisk);
         AtomicFile::replace_on(&disk, target)

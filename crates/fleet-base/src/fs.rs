@@ -17,6 +17,27 @@ pub trait FileSystem: Debug + Send + Sync {
     /// Returns the entries of a folder, by name.
     fn ls(&self, folder: &str) -> Result<Vec<Entry>>;
 
+    /// Returns the files in a folder and in all folders below it, by name. The name of a file is
+    /// its path within the folder.
+    fn walk(&self, folder: &str) -> Result<Vec<Entry>> {
+        let (mut files, mut folders) = (Vec::new(), vec![String::new()]);
+        while let Some(below) = folders.pop() {
+            let listed = if below.is_empty() { folder.to_string() } else { joined(folder, &below) };
+            for entry in self.ls(&listed)? {
+                let name = match below.is_empty() {
+                    true => entry.name,
+                    false => joined(&below, &entry.name),
+                };
+                match entry.is_folder {
+                    true => folders.push(name),
+                    false => files.push(Entry { name, ..entry }),
+                }
+            }
+        }
+        files.sort_unstable();
+        Ok(files)
+    }
+
     /// Returns whether a file or folder exists.
     fn exists(&self, path: &str) -> Result<bool>;
 
@@ -33,6 +54,11 @@ pub trait FileSystem: Debug + Send + Sync {
 
     /// Removes a file, or a folder with all in it. One that does not exist is no error.
     fn delete(&self, path: &str) -> Result<()>;
+
+    /// As [`FileSystem::delete`], for several files and folders.
+    fn delete_all(&self, paths: &[&str]) -> Result<()> {
+        paths.iter().try_for_each(|path| self.delete(path))
+    }
 
     /// Renames a file or folder. The new name must be free.
     fn mv(&self, from: &str, to: &str) -> Result<()>;
@@ -58,6 +84,60 @@ pub struct Entry {
 /// ```
 pub fn joined(folder: &str, name: &str) -> String {
     format!("{}/{name}", folder.trim_end_matches('/'))
+}
+
+/// Schemes of paths that a Hadoop client reaches, as documented.
+const HADOOP_SCHEMES: [&str; 2] = ["hdfs", "afs"];
+/// Characters of patterns, which the client would match with other names.
+const PATTERN_CHARS: [char; 7] = ['*', '?', '[', ']', '{', '}', '\\'];
+
+/// Returns whether a path is on a file system that a Hadoop client reaches: `hdfs://host/folder` or
+/// `afs://host/folder`. A path without a scheme is one of this machine. Other schemes are an error,
+/// and so is a remote path that may match other names.
+///
+/// ```
+/// use fleet_base::fs::is_remote;
+/// assert!(is_remote("hdfs://host:9000/save")? && !is_remote("/shared/save")?);
+/// assert!(is_remote("s3://bucket/save").is_err() && is_remote("hdfs://host/*").is_err());
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn is_remote(path: &str) -> Result<bool> {
+    let Some((scheme, rest)) = split_scheme(path) else { return Ok(false) };
+    if !HADOOP_SCHEMES.contains(&scheme) {
+        // `C:/save` is a path of this machine.
+        return match rest.starts_with("//") {
+            true => Err(Error::unsupported(format!("unknown file system '{scheme}:' of a folder"))
+                .expected("a folder of this machine, hdfs:// or afs://")
+                .got(path)),
+            false => Ok(false),
+        };
+    }
+    let is_plain = !path.contains(PATTERN_CHARS) && !path.contains(char::is_control);
+    match is_plain && path.split('/').all(|part| part != "..") {
+        true => Ok(true),
+        false => Err(Error::invalid("invalid path of a remote folder")
+            .expected("a path without .., control characters and any of * ? [ ] { } \\")
+            .got(path)),
+    }
+}
+
+/// Splits a path into its scheme and the rest, which begins with a slash.
+fn split_scheme(path: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = path.split_once(':')?;
+    let is_scheme = !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric());
+    (is_scheme && rest.starts_with('/')).then_some((scheme, rest))
+}
+
+/// Returns the names in a path, without scheme and host.
+fn names_in(path: &str) -> impl Iterator<Item = &str> {
+    let path = match split_scheme(path) {
+        Some((_, rest)) => match rest.strip_prefix("//") {
+            Some(rest) => rest.split_once('/').map_or("", |(_host, path)| path),
+            None => rest,
+        },
+        None => path,
+    };
+    path.split('/').filter(|name| !name.is_empty())
 }
 
 /// The file system of this machine.
@@ -170,8 +250,8 @@ fn name_taken(from: &str, to: &str) -> Error {
 /// A file system that a Hadoop client reaches: `hadoop fs -ls PATH`. Any program that takes the
 /// same arguments serves as well.
 ///
-/// Each operation starts the program once, also one on several files. There is no timeout: the
-/// client has its own, for connections, and a large file may take hours.
+/// Each operation starts the program once, for up to 256 paths. There is no timeout: the client has
+/// its own, for connections, and a large file may take hours.
 ///
 /// ```
 /// use fleet_base::fs::CommandFs;
@@ -183,6 +263,8 @@ pub struct CommandFs {
     program: String,
     /// Options with their values.
     options: Vec<String>,
+    /// Not shown in errors.
+    password: String,
 }
 
 /// Shows the program only, since options may contain a password.
@@ -195,7 +277,7 @@ impl Debug for CommandFs {
 impl CommandFs {
     /// Creates a client with a program, such as `hadoop`.
     pub fn new(program: &str) -> CommandFs {
-        CommandFs { program: program.to_string(), options: Vec::new() }
+        CommandFs { program: program.to_string(), options: Vec::new(), password: String::new() }
     }
 
     /// Sets the file system of paths that are not URLs.
@@ -205,7 +287,8 @@ impl CommandFs {
 
     /// Sets the user and the password. Other users of this machine can see both in the arguments of
     /// the program while it runs.
-    pub fn user(self, user: &str, password: &str) -> CommandFs {
+    pub fn user(mut self, user: &str, password: &str) -> CommandFs {
+        self.password = password.to_string();
         self.option(format!("hadoop.job.ugi={user},{password}"))
     }
 
@@ -245,28 +328,36 @@ impl CommandFs {
         output: &Output,
     ) -> Error {
         let args: Vec<&str> = args.into_iter().collect();
-        let start = output.stderr.len().saturating_sub(STDERR_BYTES_MAX);
-        let stderr = String::from_utf8_lossy(&output.stderr[start..]);
-        let text = match stderr.trim() {
+        let mut stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        if !self.password.is_empty() {
+            stderr = stderr.replace(&self.password, "***");
+        }
+        let start = stderr.len().saturating_sub(STDERR_BYTES_MAX);
+        let start = (start..).find(|at| stderr.is_char_boundary(*at)).unwrap_or(start);
+        let text = match stderr[start..].trim() {
             "" => "standard error is empty".to_string(),
             text => format!("standard error:\n{text}"),
         };
-        let command = format!("{} fs {action} {}", self.program, args.join(" "));
+        let args = match &args[..] {
+            [first @ .., last] if args.len() > ARGS_SHOWN => {
+                let shown = first[..ARGS_SHOWN - 1].join(" ");
+                format!("{shown} ... {last} ({} paths)", args.len())
+            }
+            _ => args.join(" "),
+        };
+        let command = format!("{} fs {action} {args}", self.program);
         Error::unavailable(format!("{command} failed ({}); {text}", output.status))
     }
-}
 
-/// Bytes of a command's standard error in an error: a stack trace of Java.
-const STDERR_BYTES_MAX: usize = 4096;
-/// Fields before the path in a line of `hadoop fs -ls`: permissions, replicas, owner, group, size,
-/// date and time.
-const LS_FIELDS: usize = 7;
-/// Exit code of `hadoop fs -test` for no.
-const TEST_NO: i32 = 1;
-
-impl FileSystem for CommandFs {
-    fn ls(&self, folder: &str) -> Result<Vec<Entry>> {
-        let output = self.succeed("-ls", [folder])?;
+    /// Lists a folder, or all below it. `name` returns the name of an entry, given its path.
+    fn listed(
+        &self,
+        folder: &str,
+        is_recursive: bool,
+        name: impl Fn(&str) -> Option<String>,
+    ) -> Result<Vec<Entry>> {
+        let args = ["-R", folder];
+        let output = self.succeed("-ls", args[usize::from(!is_recursive)..].iter().copied())?;
         let text = String::from_utf8_lossy(&output);
         let mut all = Vec::new();
         for line in text.lines() {
@@ -275,7 +366,7 @@ impl FileSystem for CommandFs {
             if !line.starts_with(['-', 'd']) {
                 continue;
             }
-            let entry = parse_ls(line).ok_or_else(|| {
+            let entry = parse_ls(line, &name).ok_or_else(|| {
                 let text = format!("cannot read a line of {} fs -ls {folder}", self.program);
                 let form = "permissions, replicas, owner, group, size, date, time, path";
                 Error::unavailable(text).expected(form).got(format!("{line:?}"))
@@ -283,6 +374,34 @@ impl FileSystem for CommandFs {
             all.push(entry);
         }
         all.sort_unstable();
+        Ok(all)
+    }
+}
+
+/// Bytes of a command's standard error in an error: a stack trace of Java.
+const STDERR_BYTES_MAX: usize = 4096;
+/// Limit on the arguments that an error shows.
+const ARGS_SHOWN: usize = 6;
+/// Paths of one command: they take some tens of kilobytes, and arguments are limited.
+const PATHS_AT_ONCE: usize = 256;
+/// Fields before the path in a line of `hadoop fs -ls`: permissions, replicas, owner, group, size,
+/// date and time.
+const LS_FIELDS: usize = 7;
+/// Exit code of `hadoop fs -test` for no.
+const TEST_NO: i32 = 1;
+
+impl FileSystem for CommandFs {
+    fn ls(&self, folder: &str) -> Result<Vec<Entry>> {
+        self.listed(folder, false, |path| path.rsplit('/').next().map(str::to_string))
+    }
+
+    fn walk(&self, folder: &str) -> Result<Vec<Entry>> {
+        let own: Vec<&str> = names_in(folder).collect();
+        let mut all = self.listed(folder, true, |path| {
+            let names: Vec<&str> = names_in(path).collect();
+            names.strip_prefix(&own[..]).map(|below| below.join("/"))
+        })?;
+        all.retain(|entry| !entry.is_folder);
         Ok(all)
     }
 
@@ -324,16 +443,24 @@ impl FileSystem for CommandFs {
                 fs::remove_file(&target).map_err(|error| Error::io("remove", &target, &error))?;
             }
         }
-        if paths.is_empty() {
-            return Ok(());
-        }
         let target = joined(utf8(local_folder)?, "");
-        let args: Vec<&str> = paths.iter().copied().chain([&*target]).collect();
-        self.succeed("-get", args).map(drop)
+        for paths in paths.chunks(PATHS_AT_ONCE) {
+            let args: Vec<&str> = paths.iter().copied().chain([&*target]).collect();
+            self.succeed("-get", args)?;
+        }
+        Ok(())
     }
 
     fn delete(&self, path: &str) -> Result<()> {
-        self.succeed("-rm", ["-r", "-f", path]).map(drop)
+        self.delete_all(&[path])
+    }
+
+    fn delete_all(&self, paths: &[&str]) -> Result<()> {
+        for paths in paths.chunks(PATHS_AT_ONCE) {
+            let args: Vec<&str> = ["-r", "-f"].iter().chain(paths).copied().collect();
+            self.succeed("-rm", args)?;
+        }
+        Ok(())
     }
 
     fn mv(&self, from: &str, to: &str) -> Result<()> {
@@ -345,17 +472,18 @@ impl FileSystem for CommandFs {
     }
 }
 
-/// Parses a line of `hadoop fs -ls`, whose path may contain spaces.
-fn parse_ls(line: &str) -> Option<Entry> {
+/// Parses a line of `hadoop fs -ls`, whose path may contain spaces. `name` returns the name of the
+/// entry, given its path.
+fn parse_ls(line: &str, name: impl Fn(&str) -> Option<String>) -> Option<Entry> {
     let (mut rest, mut fields) = (line, [""; LS_FIELDS]);
     for field in &mut fields {
         let (first, others) = rest.split_once(' ')?;
         (*field, rest) = (first, others.trim_start());
     }
-    let name = rest.rsplit('/').next().filter(|name| !name.is_empty())?;
+    let name = name(rest).filter(|name| !name.is_empty())?;
     let is_folder = fields[0].starts_with('d');
     let bytes = if is_folder { 0 } else { fields[4].parse().ok()? };
-    Some(Entry { name: name.to_string(), is_folder, bytes })
+    Some(Entry { name, is_folder, bytes })
 }
 
 fn utf8(path: &Path) -> Result<&str> {
@@ -400,19 +528,20 @@ while test "$1" = -D; do
 done
 action=$1; shift
 case $action in
--ls) test -d "$1" || { echo "ls: \`$1': No such file or directory" >&2; exit 1; }
-  echo "Found some items"
-  for f in "$1"/*; do
+-ls) depth=1; if test "$1" = -R; then depth=99; shift; fi
+  test -d "$1" || { echo "ls: \`$1': No such file or directory" >&2; exit 1; }
+  test $depth = 99 || echo "Found some items"
+  find "$1" -mindepth 1 -maxdepth $depth | while read -r f; do
     if test -d "$f"; then echo "drwxr-xr-x   - me group          0 2021-02-22 10:00 $f"
     elif test -e "$f"; then
       echo "-rw-r--r--   3 me group $(wc -c < "$f") 2021-02-22 10:00 $f"; fi
   done;;
--test) test "$2" = /unreachable && { echo "test: Connection refused" >&2; exit 1; }
+-test) test "$2" = /unreachable && { echo "test: Connection refused (me,secret)" >&2; exit 1; }
   echo "WARN util.NativeCodeLoader" >&2; test -e "$2";;
 -mkdir) shift; exec mkdir -p "$1";;
 -put) shift; exec cp -r "$@";;
 -get) exec cp -r "$@";;
--rm) exec rm "$@";;
+-rm) test $# -lt 260 || exit 5; exec rm "$@";;
 -mv) exec mv "$@";;
 *) exit 6;;
 esac
@@ -441,6 +570,13 @@ esac
         let entry = |name: &str, is_folder, bytes| Entry { name: name.into(), is_folder, bytes };
         assert_eq!(it.ls(&day).unwrap(), [entry("a b.txt", false, 5), entry("part", true, 0)]);
         assert_eq!(it.ls(&joined(&day, "part/inner")).unwrap(), [entry("x", false, 4)]);
+        let files =
+            [entry("20210222/0/a b.txt", false, 5), entry("20210222/0/part/inner/x", false, 4)];
+        assert_eq!(it.walk(&remote).unwrap(), files);
+        // A folder that exists gets what it lacks.
+        fs::write(local.join("part/y"), "").unwrap();
+        it.upload(&[&local.join("part")], &day).unwrap();
+        assert_eq!(it.walk(&joined(&day, "part")).unwrap().len(), 2);
 
         let back = folder.join("back");
         fs::create_dir_all(&back).unwrap();
@@ -461,6 +597,10 @@ esac
         it.delete(&moved).unwrap();
         it.delete(&moved).unwrap();
         assert!(!it.exists(&moved).unwrap());
+        let many: Vec<String> = (0..300).map(|at| joined(&remote, &at.to_string())).collect();
+        fs::write(&many[299], "").unwrap();
+        it.delete_all(&many.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
+        assert!(!it.exists(&many[299]).unwrap());
         assert!(it.upload(&[&local.join("a b.txt")], &joined(&remote, "none")).is_err());
     }
 
@@ -481,10 +621,17 @@ esac
         let folder = temporary("errors");
         let it = hadoop(&folder);
         let error = it.exists("/unreachable").unwrap_err().to_string();
-        assert!(error.contains("test: Connection refused"), "{error}");
+        assert!(error.contains("test: Connection refused (me,***)"), "{error}");
         let error = it.ls("/nowhere").unwrap_err().to_string();
         assert!(error.contains("-ls /nowhere failed"), "{error}");
         assert!(error.contains("No such file") && !error.contains("secret"), "{error}");
+        let paths = ["/0", "/1", "/2", "/3", "/4", "/5", "/6", "/7"];
+        let error = it.download(&paths, &folder).unwrap_err().to_string();
+        assert!(
+            error.contains("-get /0 /1 /2 /3 /4 ... ") && error.contains("(9 paths)"),
+            "{error}"
+        );
+        assert!(error.contains(" failed (exit status: 1)"), "{error}");
         let error = CommandFs::new("/no/hadoop").ls("/").unwrap_err().to_string();
         assert!(error.contains("cannot start /no/hadoop") && error.contains("help: "), "{error}");
         fs::remove_dir_all(&folder).unwrap();
@@ -492,11 +639,29 @@ esac
 
     #[test]
     fn lines_of_a_listing() {
-        let entry = parse_ls("-rw-r--r--   3 me my-group  12 2021-02-22 10:00 hdfs://h:9/d/a  b");
+        let last = |path: &str| path.rsplit('/').next().map(str::to_string);
+        let line = "-rw-r--r--   3 me my-group  12 2021-02-22 10:00 hdfs://h:9/d/a  b";
         let expected = Entry { name: "a  b".into(), is_folder: false, bytes: 12 };
-        assert_eq!(entry, Some(expected));
+        assert_eq!(parse_ls(line, last), Some(expected));
         for line in ["-rw", "-rw-r--r-- 3 me g x 2021-02-22 10:00 /d/a", "drwx - me g 0 d t /"] {
-            assert_eq!(parse_ls(line), None, "{line}");
+            assert_eq!(parse_ls(line, last), None, "{line}");
         }
+    }
+
+    #[test]
+    fn which_paths_are_remote() {
+        for path in ["hdfs://host:9000/a", "hdfs:/a", "afs://host/a b", "hdfs:///a/.b"] {
+            assert!(is_remote(path).unwrap(), "{path}");
+        }
+        for path in ["/a", "a/b://c", "hdfs", "C:/a", "a:b", "", "./hdfs://a"] {
+            assert!(!is_remote(path).unwrap(), "{path}");
+        }
+        for path in ["s3://a/b", "file:///a", "hdfs://h/a*", "hdfs://h/a/../b", "afs://h/a\n"] {
+            let error = is_remote(path).unwrap_err().to_string();
+            assert!(error.contains("expected") && error.contains("got"), "{error}");
+        }
+        let names = |path: &str| names_in(path).collect::<Vec<_>>().join(",");
+        assert_eq!(names("hdfs://host:9000/a//b/"), "a,b");
+        assert_eq!(["hdfs:/a/b", "/a/b", "a/b"].map(names), ["a,b"; 3]);
     }
 }

@@ -16,6 +16,7 @@ pub mod rng;
 pub mod sealed;
 pub mod signals;
 pub mod sync;
+pub mod temporary;
 pub mod terminal;
 pub mod text;
 

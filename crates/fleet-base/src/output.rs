@@ -21,6 +21,7 @@ pub fn error_line(text: impl Display) {
 
 /// Reason for a command to end early.
 pub enum ExitReason {
+    /// An error, which is printed; the exit code is 1.
     Failed(Error),
     /// The reader of the output has closed it (`fleet print x | head`).
     ReaderClosed,
@@ -57,10 +58,12 @@ impl Output {
         }
     }
 
+    /// Writes text and a line end. Control characters are printed as escapes.
     pub fn line(&mut self, text: impl Display) -> Result<(), ExitReason> {
         Self::check(writeln!(self.stdout, "{}", printable(&text.to_string())))
     }
 
+    /// Writes text without a line end. Control characters are printed as escapes.
     pub fn text(&mut self, text: impl Display) -> Result<(), ExitReason> {
         Self::check(write!(self.stdout, "{}", printable(&text.to_string())))
     }
@@ -70,6 +73,7 @@ impl Output {
         Self::check(write!(self.stdout, "{text}"))
     }
 
+    /// Writes out buffered text.
     pub fn flush(&mut self) -> Result<(), ExitReason> {
         Self::check(self.stdout.flush())
     }

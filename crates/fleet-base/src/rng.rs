@@ -27,6 +27,7 @@ pub struct Philox {
 }
 
 impl Philox {
+    /// Returns the generator of a seed and a stream. Two streams of a seed are independent.
     pub fn new(seed: u64, stream: u64) -> Self {
         Philox {
             key: [seed as u32, (seed >> 32) as u32],
@@ -104,10 +105,12 @@ pub struct Sequence {
 }
 
 impl Sequence {
+    /// Returns the sequence of a seed and a stream, at position 0.
     pub fn new(seed: u64, stream: u64) -> Self {
         Sequence { rng: Philox::new(seed, stream), position: 0 }
     }
 
+    /// Returns the next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.position += 1;
         self.rng.word64(self.position - 1)
@@ -123,6 +126,7 @@ impl Sequence {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
+    /// Returns a standard normal number (mean 0, variance 1).
     pub fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.unit()).cos()
@@ -133,10 +137,12 @@ impl Sequence {
         self.position
     }
 
+    /// Moves to a position that [`Sequence::position`] returned.
     pub fn seek(&mut self, position: u64) {
         self.position = position;
     }
 
+    /// Puts the items into a random order; each order has the same probability.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last as u64 + 1) as usize);

@@ -24,7 +24,9 @@ const END: &str = "end ";
 /// A kind of file, identified by its first line.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
+    /// Start of the first line, which identifies the kind: `fleet checkpoint`.
     pub name: &'static str,
+    /// Version of the format. Files of another version are rejected.
     pub version: u32,
     /// Help for errors about a file that is damaged or of another version.
     pub help: &'static str,

@@ -37,16 +37,27 @@ impl Fold for ReduceOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
+    /// Combines the values of all ranks, for all ranks.
     AllReduce = 1,
+    /// Combines the values of all ranks, for one rank.
     Reduce,
+    /// Combines the values of all ranks, and gives each rank a piece.
     ReduceScatter,
+    /// Gives all ranks the values of every rank.
     AllGather,
+    /// Gives all ranks the values of one.
     Broadcast,
+    /// Gives each rank a piece of one rank's values.
     Scatter,
+    /// Gives one rank the values of all.
     Gather,
+    /// Sends a piece from each rank to each.
     AllToAll,
+    /// Waits for all ranks.
     Barrier,
+    /// Sends a message to one rank.
     Send,
+    /// Receives a message from one rank.
     Recv,
 }
 
@@ -66,6 +77,7 @@ impl Kind {
         (Kind::Recv, "recv"),
     ];
 
+    /// Returns the name in messages: `all_reduce`.
     pub const fn name(self) -> &'static str {
         Kind::ALL[self as usize - 1].1
     }

@@ -103,6 +103,7 @@ impl Group {
         }))
     }
 
+    /// Name of the group, the same on all ranks.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -112,6 +113,7 @@ impl Group {
         self.0.rank
     }
 
+    /// Number of ranks in the group.
     pub fn size(&self) -> usize {
         self.0.ranks.len()
     }
@@ -121,6 +123,7 @@ impl Group {
         &self.0.ranks
     }
 
+    /// The process that has a rank of the group.
     pub fn member(&self, rank: usize) -> &Member {
         &self.0.members[rank]
     }
@@ -345,6 +348,7 @@ impl Group {
         self.call(info, Work::Send { to, data: Piece::of_const(data) })
     }
 
+    /// Receives a message from one rank, which must send it with the same label and length.
     pub fn recv<T: Element>(&self, label: &str, into: &mut [T], from: usize) -> Result<()> {
         let info = CallInfo::new(Kind::Recv, label, T::DTYPE, into.len()).root(from);
         self.call(info, Work::Recv { from, into: Piece::of(into) })

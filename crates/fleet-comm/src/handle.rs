@@ -15,6 +15,7 @@ const QUEUE_MAX: usize = 1024;
 pub struct Handle<R>(Receiver<Result<R>>);
 
 impl<R> Handle<R> {
+    /// Waits until the call has ended, and returns its result.
     pub fn wait(self) -> Result<R> {
         self.0.recv().unwrap_or_else(|_| Err(Error::internal("a background collective panicked")))
     }

@@ -28,6 +28,7 @@ pub struct GroupOptions {
     pub small_bytes_max: Option<usize>,
     /// Algorithm of an all-reduce across hosts, for experiments.
     pub algorithm: Algorithm,
+    /// Whether an all-reduce sums within hosts first.
     pub hierarchy: Hierarchy,
     /// Whether to use the collectives of a library that provides the mesh (MPI, NCCL).
     pub native: bool,
@@ -39,6 +40,7 @@ pub enum Hierarchy {
     /// If there are several hosts, and several ranks of the group share one.
     #[default]
     Auto,
+    /// One level in any case.
     Never,
     /// Always, with this number of consecutive ranks in a lower group
     /// (`hierarchical_allreduce_inter_nranks`).

@@ -60,6 +60,7 @@ impl World {
 }
 
 impl Rings {
+    /// Returns the groups of a world. Each is opened with these options at its first use.
     pub fn new(world: &World, options: &GroupOptions) -> Rings {
         Rings { world: world.clone(), options: options.clone(), opened: Mutex::default() }
     }

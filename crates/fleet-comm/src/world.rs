@@ -102,10 +102,12 @@ impl World {
         self
     }
 
+    /// Rank of this process in the job.
     pub fn rank(&self) -> usize {
         self.fabric.rank()
     }
 
+    /// Number of processes in the job.
     pub fn size(&self) -> usize {
         self.fabric.size()
     }
@@ -120,6 +122,7 @@ impl World {
         &self.abort
     }
 
+    /// The flight recorder, which has the last calls of all groups.
     pub fn recorder(&self) -> &Recorder {
         &self.recorder
     }

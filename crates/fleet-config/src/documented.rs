@@ -5,6 +5,7 @@
 pub struct DocumentedDefault {
     /// The message and the field.
     pub message: &'static str,
+    /// The field's name in the message.
     pub field: &'static str,
     /// The values that documents give, with their numbers.
     pub documents: &'static str,
@@ -49,7 +50,7 @@ pub static DOCUMENTED_DEFAULTS: [DocumentedDefault; 10] = [
         [STRATEGY, "fuse_grad_size_in_TFLOPS"],
         "20 (000), 50 (002)",
         "50.0",
-        "the schema's value; it is a number of layers",
+        "the schema's value; it is a number of parameters",
     ),
     row(
         [STRATEGY, "fuse_all_reduce_ops"],

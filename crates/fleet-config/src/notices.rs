@@ -27,6 +27,7 @@ impl Notices {
         Notices { list, is_seen: Cell::new(false) }
     }
 
+    /// Returns the notices. They then count as handled, and are not printed.
     pub fn into_vec(mut self) -> Vec<Problem> {
         std::mem::take(&mut self.list)
     }

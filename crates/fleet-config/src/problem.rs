@@ -8,14 +8,18 @@ use std::path::PathBuf;
 /// Severity of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
+    /// The strategy cannot be used.
     Error,
+    /// The strategy works, but perhaps not as intended.
     Warning,
 }
 
 /// A position in a file; line and column count from 1, columns in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
+    /// Line, from 1.
     pub line: u32,
+    /// Column, from 1, in characters.
     pub column: u32,
 }
 
@@ -28,10 +32,12 @@ impl fmt::Display for Place {
 /// A problem of a strategy, or a notice about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
+    /// Whether the strategy can be used nevertheless.
     pub severity: Severity,
     /// The field, such as `amp_configs.decr_ratio` or `dgc_configs.sparsity[1]`; empty for the
     /// whole strategy.
     pub path: String,
+    /// Where the field was assigned, if it was read from a file.
     pub place: Option<Place>,
     /// The file with the problem, if one was read.
     pub file: Option<PathBuf>,
@@ -44,6 +50,7 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// Returns an error about a field; `path` is empty for the whole strategy.
     pub fn error(path: impl Into<String>, message: impl Into<String>) -> Problem {
         Problem {
             severity: Severity::Error,
@@ -56,25 +63,30 @@ impl Problem {
         }
     }
 
+    /// Returns a warning about a field.
     pub fn warning(path: impl Into<String>, message: impl Into<String>) -> Problem {
         Problem { severity: Severity::Warning, ..Problem::error(path, message) }
     }
 
+    /// Sets the reason why it is a problem.
     pub fn why(mut self, why: impl Into<String>) -> Problem {
         self.why = why.into();
         self
     }
 
+    /// Sets the suggested fix.
     pub fn help(mut self, help: impl Into<String>) -> Problem {
         self.help = help.into();
         self
     }
 
+    /// Sets the position of the field in its file.
     pub fn at(mut self, place: Place) -> Problem {
         self.place = Some(place);
         self
     }
 
+    /// Returns whether the strategy cannot be used.
     pub fn is_error(&self) -> bool {
         self.severity == Severity::Error
     }

@@ -11,12 +11,14 @@ use std::fmt;
 pub struct Shape {
     /// The protobuf name, such as `AMPConfig`.
     pub name: &'static str,
+    /// Documentation of the message, line by line.
     pub doc: &'static [&'static str],
     /// In the order of their numbers.
     pub fields: &'static [Field],
 }
 
 impl Shape {
+    /// Returns the field of a name.
     pub fn field(&self, name: &str) -> Option<&'static Field> {
         self.fields.iter().find(|field| field.name == name)
     }
@@ -26,6 +28,7 @@ impl Shape {
         self.fields.iter().map(|field| field.name)
     }
 
+    /// Returns the field of a protobuf number.
     pub fn numbered(&self, number: u32) -> Option<&'static Field> {
         self.fields.iter().find(|field| field.number == number)
     }
@@ -43,12 +46,17 @@ pub enum JobKind {
 /// Description of a field.
 #[derive(Debug)]
 pub struct Field {
+    /// The name in files and in access by key.
     pub name: &'static str,
+    /// The protobuf number.
     pub number: u32,
+    /// The type of the values.
     pub kind: Kind,
+    /// Whether the field holds a list.
     pub repeated: bool,
     /// As in the schema; see [`Field::default_item`].
     default: Option<&'static str>,
+    /// Documentation of the field, line by line.
     pub doc: &'static [&'static str],
     /// Why the field is accepted and stored, but has no effect.
     pub ignored: Option<&'static str>,
@@ -63,14 +71,23 @@ pub struct Field {
 /// The type of a field's values.
 #[derive(Clone, Copy)]
 pub enum Kind {
+    /// A truth value.
     Bool,
+    /// A signed integer of 32 bits.
     Int32,
+    /// An unsigned integer of 32 bits.
     Uint32,
+    /// An unsigned integer of 64 bits.
     Uint64,
+    /// A float of 32 bits.
     Float,
+    /// A float of 64 bits.
     Double,
+    /// A text.
     Text,
+    /// One of several names.
     Enum(&'static EnumShape),
+    /// A message, by the function that describes it.
     Message(fn() -> &'static Shape),
 }
 
@@ -100,15 +117,19 @@ impl fmt::Debug for Kind {
 /// An enum with the names of its values.
 #[derive(Debug)]
 pub struct EnumShape {
+    /// The protobuf name.
     pub name: &'static str,
+    /// Names with their protobuf numbers.
     pub values: &'static [(&'static str, i32)],
 }
 
 impl EnumShape {
+    /// Returns the number of a name.
     pub fn number(&self, name: &str) -> Option<i32> {
         self.values.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
     }
 
+    /// Returns the name of a number.
     pub fn name_of(&self, number: i32) -> Option<&'static str> {
         self.values.iter().find(|(_, known)| *known == number).map(|(name, _)| *name)
     }
@@ -117,29 +138,45 @@ impl EnumShape {
 /// One value of a field. Values of enums are `Int32`.
 #[derive(Clone, Copy)]
 pub enum Item<'a> {
+    /// A truth value.
     Bool(bool),
+    /// A signed integer of 32 bits, or a value of an enum.
     Int32(i32),
+    /// An unsigned integer of 32 bits.
     Uint32(u32),
+    /// An unsigned integer of 64 bits.
     Uint64(u64),
+    /// A float of 32 bits.
     Float(f32),
+    /// A float of 64 bits.
     Double(f64),
+    /// A text.
     Text(&'a str),
+    /// A message.
     Message(&'a dyn Reflect),
 }
 
 /// A value that is not a message.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scalar {
+    /// A truth value.
     Bool(bool),
+    /// A signed integer of 32 bits, or a value of an enum.
     Int32(i32),
+    /// An unsigned integer of 32 bits.
     Uint32(u32),
+    /// An unsigned integer of 64 bits.
     Uint64(u64),
+    /// A float of 32 bits.
     Float(f32),
+    /// A float of 64 bits.
     Double(f64),
+    /// A text.
     Text(String),
 }
 
 impl Field {
+    /// Returns whether the values are messages.
     pub fn is_message(&self) -> bool {
         matches!(self.kind, Kind::Message(_))
     }
@@ -194,8 +231,11 @@ fn parsed<T: std::str::FromStr + Default>(text: Option<&str>) -> T {
 
 /// A message whose fields are accessible by number.
 pub trait Reflect {
+    /// Returns the description of the message.
     fn shape(&self) -> &'static Shape;
+    /// Returns the storage of a field. `number` must be one of the description.
     fn slot(&self, number: u32) -> &dyn Slot;
+    /// Like [`Reflect::slot`], for changes.
     fn slot_mut(&mut self, number: u32) -> &mut dyn Slot;
 }
 
@@ -203,6 +243,7 @@ pub trait Reflect {
 pub trait Slot {
     /// Returns the number of assigned values.
     fn count(&self) -> usize;
+    /// Returns an assigned value. `index` is below [`Slot::count`].
     fn item(&self, index: usize) -> Item<'_>;
     /// Sets a scalar, or appends it to a repeated field; returns false if it has another type.
     fn put(&mut self, _: Scalar) -> bool {
@@ -213,6 +254,7 @@ pub trait Slot {
     fn open(&mut self) -> Option<&mut dyn Reflect> {
         None
     }
+    /// Removes all assigned values.
     fn clear(&mut self);
 }
 

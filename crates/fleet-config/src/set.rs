@@ -1,5 +1,5 @@
-//! The key/value form for bindings, command lines and configuration files. Its rules and messages
-//! are those of `paddle.distributed.fleet`.
+//! The key/value form for bindings, command lines and configuration files. Its rules are
+//! those of `paddle.distributed.fleet`; its messages are not.
 
 use crate::compat;
 use crate::form::document::join;
@@ -207,6 +207,10 @@ impl DistributedStrategy {
 
 fn unknown_attribute(name: &str, shape: &Shape) -> Error {
     let error = Error::invalid(format!("{name} is not an attribute of {}", shape.name));
+    if name == "fetch_frequency" {
+        return error
+            .help("every run returns its fetches; a pass prints in DatasetRun::print_period");
+    }
     with_hint(error, name, shape.names())
 }
 

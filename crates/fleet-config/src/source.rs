@@ -35,6 +35,7 @@ impl StrategySource {
         StrategySource { file: file.to_path_buf(), places }
     }
 
+    /// Returns the file that the strategy was read from.
     pub fn file(&self) -> &Path {
         &self.file
     }
@@ -69,7 +70,9 @@ pub(crate) fn nearest(path: &str, places: &BTreeMap<String, Place>) -> Option<Pl
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Written<'a> {
+    /// The strategy.
     pub strategy: &'a DistributedStrategy,
+    /// The file that it was read from, if any.
     pub source: Option<&'a StrategySource>,
 }
 

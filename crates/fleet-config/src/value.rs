@@ -15,19 +15,25 @@ use std::fmt;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Value {
+    /// No value: `None` in Python.
     #[default]
     None,
+    /// A truth value.
     Bool(bool),
     /// Wide enough for every integer type of the schema.
     Int(i128),
+    /// A floating-point number.
     Float(f64),
+    /// A text.
     Str(String),
+    /// A list of values.
     List(Vec<Value>),
     /// Entries in the given order.
     Map(Vec<(String, Value)>),
 }
 
 impl Value {
+    /// Returns a map of these entries.
     pub fn map<K: Into<String>>(entries: impl IntoIterator<Item = (K, Value)>) -> Value {
         Value::Map(entries.into_iter().map(|(key, value)| (key.into(), value)).collect())
     }

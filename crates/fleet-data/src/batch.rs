@@ -133,6 +133,8 @@ impl BatchLayout {
         Self::new(schema, schema.slots().iter().map(|slot| Input::new(&slot.name, [&slot.name])))
     }
 
+    /// Creates a layout of these inputs. Fails if an input names a slot that the schema lacks, or
+    /// its slots do not fit together.
     pub fn new(
         schema: &Arc<Schema>,
         inputs: impl IntoIterator<Item = Input>,
@@ -164,10 +166,12 @@ impl BatchLayout {
         Arc::new(BatchLayout { schema, inputs: inputs.map(resolved).collect() })
     }
 
+    /// Returns the slots of the records.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.schema
     }
 
+    /// Iterates over the names of the inputs.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.inputs.iter().map(|input| input.name.as_str())
     }
@@ -226,7 +230,9 @@ fn resolve(schema: &Schema, input: Input) -> Result<Resolved> {
 /// Reference to one record in a list of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowRef {
+    /// Index of the block in the list.
     pub block: u32,
+    /// Index of the record in the block.
     pub row: u32,
 }
 
@@ -241,6 +247,7 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// Returns a batch without records.
     pub fn new(layout: &Arc<BatchLayout>) -> Batch {
         let count = layout.inputs.len();
         Batch {
@@ -256,10 +263,12 @@ impl Batch {
         self.rows
     }
 
+    /// Returns whether the batch has no records.
     pub fn is_empty(&self) -> bool {
         self.rows == 0
     }
 
+    /// Returns the inputs of the batch.
     pub fn layout(&self) -> &Arc<BatchLayout> {
         &self.layout
     }
@@ -294,6 +303,7 @@ impl Batch {
         self.tensors
     }
 
+    /// Returns the tensor of an input. Fails if the layout has no input of this name.
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
         Ok(&self.tensors[self.index(name)?])
     }

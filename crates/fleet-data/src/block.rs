@@ -13,7 +13,9 @@ use std::sync::Arc;
 /// The values of a column, record after record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Values {
+    /// Ids, stored by their bits.
     Ids(Vec<i64>),
+    /// Floats.
     Floats(Vec<f32>),
 }
 
@@ -25,6 +27,7 @@ impl Values {
         }
     }
 
+    /// Returns the number of values of all records.
     pub fn len(&self) -> usize {
         match self {
             Values::Ids(values) => values.len(),
@@ -32,6 +35,7 @@ impl Values {
         }
     }
 
+    /// Returns whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -82,6 +86,7 @@ impl Column {
         Column { values, width, each, offsets: Vec::new(), end: 0 }
     }
 
+    /// Returns the values of all records, one record after another.
     pub fn values(&self) -> &Values {
         &self.values
     }
@@ -237,6 +242,7 @@ impl RecordIds {
 }
 
 impl Block {
+    /// Returns a block without records.
     pub fn new(schema: &Arc<Schema>) -> Block {
         let column = |slot: &crate::Slot| Column::new(slot.kind, slot.width());
         Block {
@@ -247,6 +253,7 @@ impl Block {
         }
     }
 
+    /// Returns the slots of the records.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.schema
     }
@@ -256,6 +263,7 @@ impl Block {
         self.rows
     }
 
+    /// Returns whether the block has no complete records.
     pub fn is_empty(&self) -> bool {
         self.rows == 0
     }

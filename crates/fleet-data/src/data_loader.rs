@@ -44,8 +44,11 @@ impl Feed {
 /// The values of one sample for one input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Field {
+    /// Floats, for an input of floats.
     Floats(Vec<f32>),
+    /// Integers, for an input of integers.
     Ids(Vec<i64>),
+    /// Bytes such as pixels, for an input of bytes or floats.
     Bytes(Vec<u8>),
 }
 
@@ -91,7 +94,9 @@ pub type FieldSample = Vec<Field>;
 /// The share of a pass that one generator yields; for example samples `index`, `index + count`, ..
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
+    /// Number of this generator, from 0.
     pub index: usize,
+    /// Number of generators of the pass.
     pub count: usize,
 }
 

@@ -83,8 +83,7 @@ impl<'f> Downloader<'f> {
             }
         }
         let names: Vec<&str> = missing.iter().map(String::as_str).collect();
-        // Lists are long, and the arguments of a command are limited.
-        names.chunks(FILES_AT_ONCE).try_for_each(|names| self.fs.download(names, local))?;
+        self.fs.download(&names, local)?;
         let mut files = Vec::new();
         for Listed { name, sum } in own {
             let path = local.join(&name);
@@ -133,9 +132,6 @@ impl<'f> Downloader<'f> {
             .collect()
     }
 }
-
-/// Files of one command: their names take some tens of kilobytes.
-const FILES_AT_ONCE: usize = 256;
 
 fn parse(line: &str) -> Option<Listed> {
     let (name, sum) = line.trim().rsplit_once([' ', '\t'])?;

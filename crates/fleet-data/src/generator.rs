@@ -10,7 +10,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 /// One value of a slot.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
+    /// An integer.
     Int(i64),
+    /// A float.
     Float(f64),
     /// Written as it is, without a check of its format.
     Text(String),
@@ -180,11 +182,12 @@ pub struct SampleWriter<'a> {
 }
 
 impl<'a> SampleWriter<'a> {
+    /// Returns a writer of lines to `out`.
     pub fn new(out: &'a mut dyn Write) -> SampleWriter<'a> {
         SampleWriter { out, slots: None, line: String::new() }
     }
 
-    /// Writes one line. The error messages for slots that differ are the documented ones.
+    /// Writes one line. A line whose slots differ from those of the first line is an error.
     pub fn write(&mut self, sample: &Sample) -> Result<()> {
         self.check(sample)?;
         self.line.clear();
@@ -201,6 +204,7 @@ impl<'a> SampleWriter<'a> {
         self.out.write_all(self.line.as_bytes()).map_err(unwritten)
     }
 
+    /// Writes out buffered lines.
     pub fn finish(self) -> Result<()> {
         self.out.flush().map_err(unwritten)
     }

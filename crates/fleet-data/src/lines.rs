@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 /// A format with one record per line.
 pub trait LineFormat: Send {
+    /// Returns the slots of a record.
     fn schema(&self) -> &Arc<Schema>;
 
     /// Appends the record of the line `text[..length]` to the block; returns `false` if the line
@@ -31,11 +32,14 @@ impl LineFormat for Box<dyn LineFormat> {
 /// An error in a line, and the byte where it is.
 #[derive(Debug)]
 pub struct LineError {
+    /// Offset of the byte in the line.
     pub at: usize,
+    /// The error, without file and line.
     pub error: Error,
 }
 
 impl LineError {
+    /// Returns an error at a byte of the line. The reader adds file, line and column.
     #[cold]
     pub fn new(at: usize, message: impl Into<String>) -> LineError {
         LineError { at, error: Error::invalid(message) }
@@ -45,16 +49,22 @@ impl LineError {
 /// Reaction to a line that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum OnError {
+    /// Fail at the first such line.
     #[default]
     Fail,
     /// Skip and count the line; more than `lines_max` skipped lines in one file are an error.
-    Skip { lines_max: u64 },
+    Skip {
+        /// Number of lines in one file that may be skipped.
+        lines_max: u64,
+    },
 }
 
 /// Number of skipped lines, and the error of the first one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Skipped {
+    /// Number of skipped lines.
     pub lines: u64,
+    /// The error of the first of them, with file, line and column.
     pub first: Option<Error>,
 }
 
@@ -81,6 +91,7 @@ impl Skipped {
 
 /// A source of records, read in pieces.
 pub trait RecordReader: Send {
+    /// Returns the slots of the records.
     fn schema(&self) -> &Arc<Schema>;
 
     /// Appends up to `rows_max` records and returns their number; 0 means the end.
@@ -147,6 +158,7 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
         self
     }
 
+    /// Returns the lines skipped so far.
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
     }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 /// Samples addressed by number.
 pub trait Samples: Send + Sync {
+    /// Returns the number of samples.
     fn sample_count(&self) -> u64;
 
     /// Fills a batch with these samples, in this order.
@@ -53,12 +54,16 @@ impl Samples for InMemoryDataset {
 pub struct LoaderOptions {
     /// Samples in a batch of one worker.
     pub batch_size: usize,
+    /// Whether samples are shuffled in each epoch.
     pub shuffle: bool,
+    /// Seed of the shuffles.
     pub seed: u64,
     /// Drop the samples at the end of an epoch that do not fill a batch for every worker. Otherwise
     /// the workers share them, and some workers may have one batch more than others.
     pub drop_last: bool,
+    /// Rank of this worker, from 0.
     pub rank: usize,
+    /// Number of workers.
     pub world_size: usize,
     /// Prefetch threads; with 0, each batch is made on request.
     pub threads: usize,
@@ -81,11 +86,13 @@ impl Default for LoaderOptions {
 /// The position of a loader for checkpoints; the same on all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
+    /// Number of complete epochs.
     pub epoch: u64,
     /// Samples of the epoch that all workers together have taken.
     pub taken: u64,
     /// Seed of the order. A cursor is valid only for the order of this seed and sample count.
     pub seed: u64,
+    /// Number of samples of an epoch.
     pub sample_count: u64,
 }
 
@@ -107,6 +114,7 @@ impl Cursor {
         bytes
     }
 
+    /// Decodes bytes of [`Cursor::to_bytes`]. Fails if they are not a cursor.
     pub fn from_bytes(bytes: &[u8]) -> Result<Cursor> {
         let words = bytes.strip_prefix(MAGIC).map(|rest| rest.as_chunks::<8>());
         match words {
@@ -199,6 +207,7 @@ pub struct Loader {
 }
 
 impl Loader {
+    /// Returns a loader at the start of epoch 0. Fails if a setting is out of range.
     pub fn new(samples: Arc<dyn Samples>, options: LoaderOptions) -> Result<Loader> {
         if options.batch_size == 0 {
             return Err(Error::invalid("batch size is 0"));

@@ -46,28 +46,36 @@ pub enum SlotForm {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Slot {
+    /// Name of the slot.
     pub name: String,
+    /// Type of the values.
     pub kind: SlotKind,
+    /// Number of values in a record.
     pub form: SlotForm,
 }
 
 impl Slot {
+    /// Returns a slot.
     pub fn new(name: impl Into<String>, kind: SlotKind, form: SlotForm) -> Slot {
         Slot { name: name.into(), kind, form }
     }
 
+    /// Returns a slot with the same number of ids in each record.
     pub fn dense_ids(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Slot {
         Slot::new(name, SlotKind::Ids, SlotForm::Dense(shape.into()))
     }
 
+    /// Returns a slot with the same number of floats in each record.
     pub fn dense_floats(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Slot {
         Slot::new(name, SlotKind::Floats, SlotForm::Dense(shape.into()))
     }
 
+    /// Returns a slot with any number of ids in a record.
     pub fn ragged_ids(name: impl Into<String>) -> Slot {
         Slot::new(name, SlotKind::Ids, SlotForm::Ragged)
     }
 
+    /// Returns a slot with any number of floats in a record.
     pub fn ragged_floats(name: impl Into<String>) -> Slot {
         Slot::new(name, SlotKind::Floats, SlotForm::Ragged)
     }
@@ -143,10 +151,12 @@ impl Schema {
         Schema { slots: Vec::new(), record_ids: false }
     }
 
+    /// Returns the slots, in the order of the columns.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
+    /// Returns whether records have an id besides their slots.
     pub fn has_record_ids(&self) -> bool {
         self.record_ids
     }

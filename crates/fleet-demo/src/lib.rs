@@ -35,6 +35,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 #[derive(Args)]
+#[allow(missing_docs, reason = "clap would show it as the description of a command")]
 pub struct DemoArgs {
     /// Model to train
     #[arg(value_enum, default_value_t = Which::WideDeep)]

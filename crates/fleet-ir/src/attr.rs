@@ -7,32 +7,51 @@ use std::fmt;
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Attr {
+    /// An integer.
     Int(i64),
+    /// A floating-point number.
     Float(f64),
+    /// A truth value.
     Bool(bool),
+    /// A text.
     Str(String),
+    /// Integers, such as the sizes of a shape.
     Ints(Vec<i64>),
+    /// Floating-point numbers.
     Floats(Vec<f64>),
+    /// Texts.
     Strs(Vec<String>),
+    /// An element type.
     DType(DType),
+    /// A block that the op runs: the body of a loop or a branch.
     Block(BlockId),
 }
 
 /// The type of an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttrKind {
+    /// [`Attr::Int`].
     Int,
+    /// [`Attr::Float`].
     Float,
+    /// [`Attr::Bool`].
     Bool,
+    /// [`Attr::Str`].
     Str,
+    /// [`Attr::Ints`].
     Ints,
+    /// [`Attr::Floats`].
     Floats,
+    /// [`Attr::Strs`].
     Strs,
+    /// [`Attr::DType`].
     DType,
+    /// [`Attr::Block`].
     Block,
 }
 
 impl Attr {
+    /// Returns the type of the value.
     pub fn kind(&self) -> AttrKind {
         match self {
             Attr::Int(_) => AttrKind::Int,
@@ -49,6 +68,7 @@ impl Attr {
 }
 
 impl AttrKind {
+    /// Returns the name of the type as errors show it: `list of int`.
     pub fn name(self) -> &'static str {
         match self {
             AttrKind::Int => "int",

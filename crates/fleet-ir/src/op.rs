@@ -8,12 +8,15 @@ use std::sync::Arc;
 /// An operation of a program.
 #[derive(Clone, Debug)]
 pub struct Op {
+    /// The name, slots and attributes of the op.
     pub spec: &'static OpSpec,
     /// Input variables by slot, in the spec's order.
     pub inputs: Vec<Vec<VarId>>,
+    /// Output variables by slot, in the spec's order.
     pub outputs: Vec<Vec<VarId>>,
     /// Attribute values in the spec's order, with defaults filled in.
     pub attrs: Vec<Attr>,
+    /// The part of a training step that the op belongs to.
     pub role: OpRole,
     /// The device label set by `device_guard`.
     pub device: Option<Arc<str>>,
@@ -29,12 +32,21 @@ pub struct Op {
 pub struct OpRole(pub u32);
 
 impl OpRole {
+    /// Computes the network and its loss.
     pub const FORWARD: OpRole = OpRole(0);
+    /// Computes gradients.
     pub const BACKWARD: OpRole = OpRole(1);
+    /// Changes parameters and the state of the optimizer.
     pub const OPTIMIZE: OpRole = OpRole(2);
+    /// Exchanges rows or dense parameters with parameter servers.
     pub const RPC: OpRole = OpRole(3);
+    /// Communicates with other ranks. Collectives that strategies insert have the role of their
+    /// phase.
     pub const DIST: OpRole = OpRole(4);
+    /// Computes the learning rate.
     pub const LR_SCHED: OpRole = OpRole(16);
+    /// The bit that marks the ops which compute the loss and its gradient, in addition to their
+    /// role.
     pub const LOSS: OpRole = OpRole(256);
 
     /// Returns this role with the loss bit set.
@@ -47,14 +59,17 @@ impl OpRole {
         OpRole(self.0 & !OpRole::LOSS.0)
     }
 
+    /// Returns whether the loss bit is set.
     pub const fn is_loss(self) -> bool {
         self.0 & OpRole::LOSS.0 != 0
     }
 
+    /// Returns whether the op computes the network or its loss.
     pub fn is_forward(self) -> bool {
         self.base() == OpRole::FORWARD
     }
 
+    /// Returns whether the op computes gradients.
     pub fn is_backward(self) -> bool {
         self.base() == OpRole::BACKWARD
     }
@@ -62,6 +77,8 @@ impl OpRole {
 
 macro_rules! attr_getters {
     ($($name:ident -> $type:ty: $kind:ident($value:ident) => $get:expr;)*) => {$(
+        /// Returns the value of an attribute. Panics if the spec has no such attribute, or one of
+        /// another type.
         pub fn $name(&self, name: &str) -> $type {
             match self.attr(name) {
                 Some(Attr::$kind($value)) => $get,
@@ -72,6 +89,7 @@ macro_rules! attr_getters {
 }
 
 impl Op {
+    /// Starts an op with empty slots, no attributes and the role [`OpRole::FORWARD`].
     pub fn build(spec: &'static OpSpec) -> OpBuilder {
         OpBuilder {
             op: Op {
@@ -89,6 +107,7 @@ impl Op {
         }
     }
 
+    /// Returns the name of the operation: `matmul`.
     pub fn name(&self) -> &'static str {
         self.spec.name
     }
@@ -98,18 +117,22 @@ impl Op {
         self.spec.input_index(slot).map_or(&[], |index| &self.inputs[index])
     }
 
+    /// Returns the variables of an output slot; empty if the spec has no such slot.
     pub fn output(&self, slot: &str) -> &[VarId] {
         self.spec.output_index(slot).map_or(&[], |index| &self.outputs[index])
     }
 
+    /// Iterates over the variables of all input slots. A variable in two places appears twice.
     pub fn all_inputs(&self) -> impl Iterator<Item = VarId> + '_ {
         self.inputs.iter().flatten().copied()
     }
 
+    /// Iterates over the variables of all output slots.
     pub fn all_outputs(&self) -> impl Iterator<Item = VarId> + '_ {
         self.outputs.iter().flatten().copied()
     }
 
+    /// Returns the value of an attribute, or `None` if the spec has no such attribute.
     pub fn attr(&self, name: &str) -> Option<&Attr> {
         self.spec.attr_index(name).map(|index| &self.attrs[index])
     }
@@ -133,6 +156,7 @@ impl Op {
         attr_dtype -> DType: DType(value) => *value;
     }
 
+    /// Returns an integer attribute as a size, with 0 for negative values. Panics like `attr_int`.
     pub fn attr_usize(&self, name: &str) -> usize {
         self.attr_int(name).max(0) as usize
     }
@@ -172,10 +196,13 @@ pub struct OpBuilder {
 }
 
 impl OpBuilder {
+    /// Appends a variable to an input slot.
     pub fn input(self, slot: &str, var: VarId) -> Self {
         self.inputs(slot, &[var])
     }
 
+    /// Appends variables to an input slot. [`OpBuilder::finish`] fails if the spec has no such
+    /// slot.
     pub fn inputs(mut self, slot: &str, vars: &[VarId]) -> Self {
         match self.op.spec.input_index(slot) {
             Some(index) => self.op.inputs[index].extend_from_slice(vars),
@@ -186,10 +213,13 @@ impl OpBuilder {
         self
     }
 
+    /// Appends a variable to an output slot.
     pub fn output(self, slot: &str, var: VarId) -> Self {
         self.outputs(slot, &[var])
     }
 
+    /// Appends variables to an output slot. [`OpBuilder::finish`] fails if the spec has no such
+    /// slot.
     pub fn outputs(mut self, slot: &str, vars: &[VarId]) -> Self {
         match self.op.spec.output_index(slot) {
             Some(index) => self.op.outputs[index].extend_from_slice(vars),
@@ -200,6 +230,8 @@ impl OpBuilder {
         self
     }
 
+    /// Sets an attribute. [`OpBuilder::finish`] fails if the spec has no such attribute or the type
+    /// is wrong.
     pub fn attr(mut self, name: &str, value: impl Into<Attr>) -> Self {
         let value = value.into();
         match find_attr(self.op.spec, name)
@@ -211,21 +243,25 @@ impl OpBuilder {
         self
     }
 
+    /// Sets the part of a training step that the op belongs to; by default the forward pass.
     pub fn role(mut self, role: OpRole) -> Self {
         self.op.role = role;
         self
     }
 
+    /// Sets the device label; by default there is none.
     pub fn device(mut self, device: Option<Arc<str>>) -> Self {
         self.op.device = device;
         self
     }
 
+    /// Sets whether the op is in an `fp16_guard` region; by default it is not.
     pub fn fp16_guard(mut self, inside: bool) -> Self {
         self.op.fp16_guard = inside;
         self
     }
 
+    /// Sets the source location for errors; by default there is none.
     pub fn source(mut self, source: Option<Arc<str>>) -> Self {
         self.op.source = source;
         self

@@ -29,16 +29,19 @@ impl Default for BlockId {
 /// A list of ops, run in order.
 #[derive(Clone, Debug, Default)]
 pub struct Block {
+    /// The block whose variables this block may also use; `None` for the root.
     pub parent: Option<BlockId>,
     ops: Vec<OpId>,
     vars: Vec<VarId>,
 }
 
 impl Block {
+    /// Returns the ops in the order in which they run.
     pub fn ops(&self) -> &[OpId] {
         &self.ops
     }
 
+    /// Returns the variables that the block lists, in order of creation.
     pub fn vars(&self) -> &[VarId] {
         &self.vars
     }
@@ -64,6 +67,7 @@ impl Program {
     /// The block that runs.
     pub const ROOT: BlockId = root_id();
 
+    /// Returns a program with an empty root block.
     pub fn new() -> Program {
         let mut program = Program::default();
         program.blocks.push(Block::default());
@@ -75,6 +79,7 @@ impl Program {
         self.seed
     }
 
+    /// Sets the seed of every random op of the program.
     pub fn set_seed(&mut self, seed: u64) {
         self.invalidate_fingerprint();
         self.seed = seed;
@@ -92,6 +97,7 @@ impl Program {
         self.streams
     }
 
+    /// Sets the number of streams handed out, so that later ops get streams after those.
     pub fn set_streams(&mut self, streams: u64) {
         self.invalidate_fingerprint();
         self.streams = streams;
@@ -99,29 +105,35 @@ impl Program {
 
     // Blocks
 
+    /// Adds an empty block inside `parent`.
     pub fn add_block(&mut self, parent: BlockId) -> BlockId {
         self.invalidate_fingerprint();
         self.blocks.push(Block { parent: Some(parent), ..Block::default() })
     }
 
+    /// Returns a block. Panics if the program has no block of this id.
     pub fn block(&self, id: BlockId) -> &Block {
         &self.blocks[id]
     }
 
+    /// Returns the number of blocks, with the root.
     pub fn block_count(&self) -> usize {
         self.blocks.len()
     }
 
+    /// Iterates over the ids of all blocks, the root first.
     pub fn block_ids(&self) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
         self.blocks.ids()
     }
 
+    /// Returns whether the program has a block of this id.
     pub fn has_block(&self, id: BlockId) -> bool {
         self.blocks.contains(id)
     }
 
     // Variables
 
+    /// Adds a variable to a block. Fails if the name is taken or not allowed.
     pub fn add_var(&mut self, block: BlockId, mut var: Var) -> Result<VarId> {
         if self.by_name.contains_key(&var.name) {
             return Err(Error::invalid(format!("duplicate variable name '{}'", var.name))
@@ -137,6 +149,7 @@ impl Program {
         Ok(id)
     }
 
+    /// Returns a variable. Panics if the program never had a variable of this id.
     pub fn var(&self, id: VarId) -> &Var {
         &self.vars[id]
     }
@@ -147,10 +160,12 @@ impl Program {
         &mut self.vars[id]
     }
 
+    /// Returns the name of a variable. Panics like [`Program::var`].
     pub fn var_name(&self, id: VarId) -> &str {
         &self.vars[id].name
     }
 
+    /// Returns the variable of a name, in any block.
     pub fn find_var(&self, name: &str) -> Option<VarId> {
         self.by_name.get(name).copied()
     }
@@ -163,6 +178,7 @@ impl Program {
         })
     }
 
+    /// Renames a variable. Fails if another variable has the name or it is not allowed.
     pub fn rename_var(&mut self, id: VarId, name: impl Into<String>) -> Result<()> {
         let name = name.into();
         if self.vars[id].name == name {
@@ -211,6 +227,7 @@ impl Program {
         self.blocks.values().flat_map(|block| &block.vars).map(|id| (*id, &self.vars[*id]))
     }
 
+    /// Iterates over the parameters of all blocks, trainable or frozen.
     pub fn parameters(&self) -> impl Iterator<Item = (VarId, &Var)> {
         self.vars().filter(|(_, var)| var.is_parameter())
     }
@@ -220,12 +237,14 @@ impl Program {
         self.vars.len()
     }
 
+    /// Returns whether the id is one of this program, even if the variable has been removed.
     pub fn has_var(&self, id: VarId) -> bool {
         self.vars.contains(id)
     }
 
     // Ops
 
+    /// Adds an op at the end of a block, and returns its id.
     pub fn append_op(&mut self, block: BlockId, op: Op) -> OpId {
         let at = self.blocks[block].ops.len();
         self.insert_op(block, at, op)
@@ -239,15 +258,18 @@ impl Program {
         id
     }
 
+    /// Returns an op. Panics if the program never had an op of this id.
     pub fn op(&self, id: OpId) -> &Op {
         &self.ops[id]
     }
 
+    /// Like [`Program::op`], for changes.
     pub fn op_mut(&mut self, id: OpId) -> &mut Op {
         self.invalidate_fingerprint();
         &mut self.ops[id]
     }
 
+    /// Returns whether the id is one of this program, even if the op has been removed.
     pub fn has_op(&self, id: OpId) -> bool {
         self.ops.contains(id)
     }
@@ -257,6 +279,7 @@ impl Program {
         self.block_ops(Program::ROOT)
     }
 
+    /// Iterates over the ops of a block, in the order in which they run.
     pub fn block_ops(
         &self,
         block: BlockId,

@@ -6,22 +6,29 @@ use fleet_tensor::DType;
 /// The slots and attributes of an op, in the order in which ops store them.
 #[derive(Debug)]
 pub struct OpSpec {
+    /// The name of the operation: `matmul`.
     pub name: &'static str,
+    /// The input slots.
     pub inputs: &'static [SlotSpec],
+    /// The output slots.
     pub outputs: &'static [SlotSpec],
+    /// The attributes.
     pub attrs: &'static [AttrSpec],
 }
 
 /// A named input or output of an op.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotSpec {
+    /// The documented name of the slot: `X`.
     pub name: &'static str,
+    /// The number of variables that the slot takes.
     pub arity: Arity,
 }
 
 /// The number of variables that a slot takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arity {
+    /// Exactly one.
     One,
     /// None or one.
     Optional,
@@ -32,39 +39,54 @@ pub enum Arity {
 /// A named attribute. An attribute without a default is required.
 #[derive(Clone, Copy, Debug)]
 pub struct AttrSpec {
+    /// The documented name of the attribute.
     pub name: &'static str,
+    /// The type of its values.
     pub kind: AttrKind,
+    /// The value of ops that do not set it; `None` if every op must.
     pub default: Option<AttrConst>,
 }
 
 /// The default value of an attribute, as a constant.
 #[derive(Clone, Copy, Debug)]
 pub enum AttrConst {
+    /// See [`Attr::Int`].
     Int(i64),
+    /// See [`Attr::Float`].
     Float(f64),
+    /// See [`Attr::Bool`].
     Bool(bool),
+    /// See [`Attr::Str`].
     Str(&'static str),
+    /// See [`Attr::Ints`].
     Ints(&'static [i64]),
+    /// See [`Attr::Floats`].
     Floats(&'static [f64]),
+    /// See [`Attr::Strs`].
     Strs(&'static [&'static str]),
+    /// See [`Attr::DType`].
     DType(DType),
 }
 
 /// A lookup of specs by name, for reading programs from text or bytes.
 pub trait Dialect {
+    /// Returns the spec of an op, or `None` if the name is not known.
     fn spec(&self, name: &str) -> Option<&'static OpSpec>;
     /// Returns every known name, for suggestions.
     fn names(&self) -> Vec<&'static str>;
 }
 
+/// Returns a slot that takes exactly one variable.
 pub const fn one(name: &'static str) -> SlotSpec {
     SlotSpec { name, arity: Arity::One }
 }
 
+/// Returns a slot that takes at most one variable.
 pub const fn optional(name: &'static str) -> SlotSpec {
     SlotSpec { name, arity: Arity::Optional }
 }
 
+/// Returns a slot that takes any number of variables.
 pub const fn many(name: &'static str) -> SlotSpec {
     SlotSpec { name, arity: Arity::Many }
 }
@@ -80,6 +102,7 @@ pub const fn required(name: &'static str, kind: AttrKind) -> AttrSpec {
 }
 
 impl AttrConst {
+    /// Returns the type of the value.
     pub const fn kind(&self) -> AttrKind {
         match self {
             AttrConst::Int(_) => AttrKind::Int,
@@ -93,6 +116,7 @@ impl AttrConst {
         }
     }
 
+    /// Returns the value as an op stores it.
     pub fn to_attr(self) -> Attr {
         match self {
             AttrConst::Int(value) => Attr::Int(value),
@@ -108,14 +132,17 @@ impl AttrConst {
 }
 
 impl OpSpec {
+    /// Returns the position of an input slot among the inputs.
     pub fn input_index(&self, name: &str) -> Option<usize> {
         self.inputs.iter().position(|slot| slot.name == name)
     }
 
+    /// Returns the position of an output slot among the outputs.
     pub fn output_index(&self, name: &str) -> Option<usize> {
         self.outputs.iter().position(|slot| slot.name == name)
     }
 
+    /// Returns the position of an attribute among the attributes.
     pub fn attr_index(&self, name: &str) -> Option<usize> {
         self.attrs.iter().position(|attr| attr.name == name)
     }

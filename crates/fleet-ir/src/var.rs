@@ -6,27 +6,35 @@ use fleet_tensor::{DType, Layout, Shape};
 /// A variable: a typed, named value that ops read and write.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Var {
+    /// The name, unique in the program. Change it with
+    /// [`Program::rename_var`](crate::Program::rename_var).
     pub name: String,
     /// The block that lists the variable. Set by [`Program::add_var`](crate::Program::add_var).
     pub block: BlockId,
+    /// The type of the elements.
     pub dtype: DType,
+    /// The sizes, with -1 for a size that is known at run time only.
     pub shape: Shape,
+    /// The kind of value: dense, some rows, or a list.
     pub kind: VarKind,
     /// Layout of the elements in memory. Passes choose it; programs that users build are row-major.
     pub layout: Layout,
     /// Whether the value lives in the scope and is kept from one run to the next.
     pub persistable: bool,
+    /// Whether gradients stop here: backward computes none for the variable.
     pub stop_gradient: bool,
     /// Whether the value is fed at run time.
     pub is_data: bool,
     /// Number of levels of ragged nesting; 0 for a plain tensor.
     pub lod_level: u8,
+    /// Properties of a parameter; `None` for all other variables.
     pub param: Option<Param>,
 }
 
 /// The kind of value that a variable holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VarKind {
+    /// One tensor with all of its elements.
     #[default]
     Dense,
     /// Some rows of a tall matrix. The variable's shape is that of the whole matrix.
@@ -38,11 +46,13 @@ pub enum VarKind {
 /// Properties of a trainable or frozen parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
+    /// Whether training changes the parameter.
     pub trainable: bool,
     /// Factor on the optimizer's learning rate.
     pub learning_rate: f64,
     /// Overrides the optimizer's regularizer.
     pub regularizer: Option<Regularizer>,
+    /// Whether the gradient takes part in gradient clipping.
     pub need_clip: bool,
     /// Whether the parameter lives on parameter servers.
     pub is_distributed: bool,
@@ -108,6 +118,7 @@ impl Var {
         Var { persistable: true, stop_gradient, param: Some(param), ..Var::new(name, dtype, shape) }
     }
 
+    /// Returns whether the variable is a parameter, trainable or frozen.
     pub fn is_parameter(&self) -> bool {
         self.param.is_some()
     }

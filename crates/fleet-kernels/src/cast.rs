@@ -21,6 +21,7 @@ use crate::simd::SharedPtr;
 
 /// A type that can be cast to `To`.
 pub trait CastTo<To: Copy + Send + Sync>: Copy + Send + Sync {
+    /// Casts one element.
     fn cast_to(self) -> To;
 
     /// Casts a slice. Types override it where there is a faster way than one element at a time.

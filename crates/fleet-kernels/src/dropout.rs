@@ -37,7 +37,9 @@ pub enum Mode {
 pub struct Dropout {
     /// Drop probability, from 0 to 1.
     pub probability: f32,
+    /// Whether training or inference corrects the scale.
     pub mode: Mode,
+    /// The random numbers of the mask.
     pub draw: Draw,
 }
 

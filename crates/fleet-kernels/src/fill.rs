@@ -29,7 +29,9 @@ use crate::vmath;
 /// The start of a fill in the sequence of random numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Draw {
+    /// Seed of the program or of the fill.
     pub seed: u64,
+    /// Stream of the fill. Two streams of a seed are independent.
     pub stream: u64,
     /// Position of the first element.
     pub offset: u64,

@@ -21,9 +21,13 @@ use crate::kernel;
 /// The operation that combines two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoldOp {
+    /// The sum.
     Sum,
+    /// The largest.
     Max,
+    /// The smallest.
     Min,
+    /// The product.
     Prod,
     /// The sum divided by the given count; integers are rounded toward zero.
     Mean(u32),
@@ -162,6 +166,7 @@ fn gather<T: FoldElement, O: Pairwise>(
 
 /// An element that can be folded, and the type used for accumulation.
 pub trait FoldElement: Copy + Default + Send + Sync + 'static {
+    /// The type in which elements are combined.
     type Acc: Number;
     #[doc(hidden)]
     fn widen(block: [Self; BLOCK]) -> [Self::Acc; BLOCK];

@@ -30,6 +30,7 @@ use crate::{for_registers, kernel};
 pub struct LayerNorm<'a> {
     /// Number of elements in a row.
     pub len: usize,
+    /// Added to the variance before the root is taken.
     pub epsilon: f32,
     /// `None` means ones.
     pub gamma: Option<&'a [f32]>,
@@ -41,7 +42,9 @@ pub struct LayerNorm<'a> {
 /// its `x`.
 #[derive(Debug)]
 pub struct Residual<'a> {
+    /// The tensor that is added to the input.
     pub addend: &'a [f32],
+    /// Gets the sum, which is then normalized.
     pub sum: &'a mut [f32],
 }
 

@@ -177,20 +177,26 @@ pub fn add_rows(
 /// number of each group.
 #[derive(Clone, Copy, Debug)]
 pub struct AxisRows {
+    /// Number of blocks: the product of the sizes before the axis.
     pub outer: usize,
+    /// Size of the axis.
     pub classes: usize,
+    /// Number of numbers in a group: the product of the sizes after the axis.
     pub inner: usize,
 }
 
 impl AxisRows {
+    /// Returns the number of rows.
     pub fn count(&self) -> usize {
         self.outer * self.inner
     }
 
+    /// Returns the number of numbers in all rows.
     pub fn len(&self) -> usize {
         self.count() * self.classes
     }
 
+    /// Returns whether there are no numbers.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

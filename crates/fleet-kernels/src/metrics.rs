@@ -22,7 +22,9 @@ pub fn accuracy_count(indices: &[i64], k: usize, labels: &[i64]) -> u64 {
 /// Predictions of a batch. The last of `width` columns is the probability of the positive class.
 #[derive(Clone, Copy, Debug)]
 pub struct Predictions<'a> {
+    /// The predictions, row by row.
     pub scores: &'a [f32],
+    /// Number of columns.
     pub width: usize,
     /// Positive above 0, negative at 0, ignored below 0.
     pub labels: &'a [i64],

@@ -13,6 +13,7 @@ use crate::pool::{Pool, Shareable};
 pub struct BadIndex {
     /// Position of the first wrong index.
     pub position: usize,
+    /// The index at that position.
     pub index: i64,
     /// Upper bound of indices, exclusive.
     pub len: usize,
@@ -32,8 +33,11 @@ impl From<BadIndex> for fleet_base::Error {
 /// A tensor viewed as [outer, axis, inner], where `axis` is the indexed dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Axis {
+    /// Number of blocks: the product of the sizes before the axis.
     pub outer: usize,
+    /// Size of the indexed dimension.
     pub len: usize,
+    /// Number of elements per index: the product of the sizes after the axis.
     pub inner: usize,
 }
 
@@ -147,7 +151,9 @@ pub fn top_k(
 pub trait RunningSum: Copy + Send + Sync {
     /// Type of the accumulated sum.
     type Sum: Copy + Default;
+    /// Returns the sum with one more number.
     fn add(sum: Self::Sum, value: Self) -> Self::Sum;
+    /// Converts a sum to the type of the numbers.
     fn of(sum: Self::Sum) -> Self;
 }
 

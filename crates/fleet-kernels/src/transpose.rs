@@ -81,6 +81,7 @@ impl Permute {
         self.len
     }
 
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -35,6 +35,7 @@ fn exp_parts<S: Simd>(s: S, x: S::F) -> (S::F, S::F) {
     (n, s.fma(s.mul(r, r), q, r))
 }
 
+/// Computes e^x.
 #[inline(always)]
 pub fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     // Beyond these bounds the result is 0 or infinite. A NaN passes through both.
@@ -74,6 +75,7 @@ fn log_rest<S: Simd>(s: S, f: S::F) -> S::F {
     s.fma(s.mul(square, f), q, s.mul(square, s.splat(-0.5)))
 }
 
+/// Computes ln(x).
 #[inline(always)]
 pub fn log<S: Simd>(s: S, x: S::F) -> S::F {
     const SQRT_HALF_BITS: i32 = 0x3f35_04f3;
@@ -103,6 +105,7 @@ pub fn log1p_unit<S: Simd>(s: S, u: S::F) -> S::F {
     s.fma(e, s.splat(LN2_HIGH), s.add(f, rest))
 }
 
+/// Computes tanh(x).
 #[inline(always)]
 pub fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
     let twice = s.max(s.splat(-20.0), s.min(s.splat(20.0), s.add(x, x)));
@@ -110,6 +113,7 @@ pub fn tanh<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(p, s.add(p, s.splat(2.0)))
 }
 
+/// Computes 1 / (1 + e^-x).
 #[inline(always)]
 pub fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
     let one = s.splat(1.0);
@@ -123,6 +127,7 @@ pub fn softplus<S: Simd>(s: S, x: S::F) -> S::F {
     s.add(s.max(s.zero(), x), tail)
 }
 
+/// Computes the error function of x.
 #[inline(always)]
 pub fn erf<S: Simd>(s: S, x: S::F) -> S::F {
     let size = s.abs(x);
@@ -161,16 +166,19 @@ pub fn erf<S: Simd>(s: S, x: S::F) -> S::F {
     s.select(s.lt(size, s.splat(0.94)), small, s.copysign(large, x))
 }
 
+/// Computes 1 / √x.
 #[inline(always)]
 pub fn rsqrt<S: Simd>(s: S, x: S::F) -> S::F {
     s.div(s.splat(1.0), s.sqrt(x))
 }
 
+/// Computes sin(x), with x in radians.
 #[inline(always)]
 pub fn sin<S: Simd>(s: S, x: S::F) -> S::F {
     sin_or_cos(s, x, 0, f64::sin)
 }
 
+/// Computes cos(x), with x in radians.
 #[inline(always)]
 pub fn cos<S: Simd>(s: S, x: S::F) -> S::F {
     sin_or_cos(s, x, 1, f64::cos)

@@ -17,50 +17,66 @@ use std::time::Duration;
 /// One process: its endpoint, the number of its machine, and its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
+    /// Host and port of the process.
     pub endpoint: Endpoint,
+    /// Number of the machine, from 0.
     pub node: usize,
+    /// Devices of the process; empty on a CPU.
     pub devices: Vec<String>,
 }
 
 /// All processes of a job, and their common settings.
 #[derive(Clone, Debug)]
 pub struct Cluster {
+    /// How the processes cooperate.
     pub mode: Mode,
     /// Workers by rank.
     pub workers: Vec<Place>,
+    /// Servers by rank.
     pub servers: Vec<Place>,
+    /// Coordinators by rank.
     pub coordinators: Vec<Place>,
     /// Heterogeneous workers by stage, from stage 2 on.
     pub heter: Vec<Vec<Place>>,
+    /// Kind of device of each stage of heterogeneous workers.
     pub heter_devices: Vec<String>,
     /// The number of this machine, and the number of machines.
     pub node: usize,
+    /// Number of machines.
     pub node_count: usize,
     /// Endpoint of gloo's HTTP store, on the first machine.
     pub gloo_http: Option<Endpoint>,
     /// All ports were given. Otherwise a machine knows only its own ports until all machines have
     /// met.
     pub has_fixed_ports: bool,
+    /// `PADDLE_WITH_GLOO` of the processes: 0, 1 or 2.
     pub with_gloo: String,
+    /// Transport of collectives, if one was named: `gloo` or `nccl`.
     pub backend: Option<String>,
 }
 
 /// Values that only the launcher of this run knows.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
+    /// Name of the job.
     pub job_id: String,
     /// A name for this machine within the job.
     pub pod: String,
     /// Mark in the environment of all processes of this launcher.
     pub mark: String,
+    /// Folder of the logs.
     pub log_dir: String,
+    /// Folder for files of this run, such as the reports of processes.
     pub scratch: String,
     /// The folder that servers save in.
     pub save_root: Option<String>,
     /// Endpoint at which machines meet. If it is `None`, processes get `store` instead.
     pub master: Option<Endpoint>,
+    /// Endpoint of the job's store.
     pub store: Option<Endpoint>,
+    /// The job's secret.
     pub token: Option<Token>,
+    /// Number of restarts so far.
     pub restarts: u32,
     /// Path prefix of the files in which workers may report their progress.
     pub progress: Option<PathBuf>,
@@ -71,9 +87,11 @@ pub struct Run {
 /// A process to start here.
 #[derive(Clone, Debug)]
 pub struct Process {
+    /// Role of the process.
     pub role: Role,
     /// Rank within its role.
     pub rank: usize,
+    /// Address of its machine.
     pub host: String,
     /// The name of its log in the log folder.
     pub log: String,
@@ -87,6 +105,8 @@ impl Process {
         format!("{} {}", self.role, self.rank)
     }
 
+    /// Returns the value of a variable that the process gets; `None` if it is not set or is
+    /// removed.
     pub fn variable(&self, name: &str) -> Option<&str> {
         let found = self.env.iter().rev().find(|(known, _)| *known == name)?;
         found.1.as_deref()
@@ -201,6 +221,7 @@ impl Cluster {
         lists.chain([&self.coordinators]).flatten()
     }
 
+    /// Like [`Cluster::places`], for changes.
     pub fn places_mut(&mut self) -> impl Iterator<Item = &mut Place> {
         let lists = [&mut self.servers, &mut self.workers].into_iter().chain(&mut self.heter);
         lists.chain([&mut self.coordinators]).flatten()
@@ -707,6 +728,8 @@ fn endpoints(who: &Who, own: &str, start: Option<u16>, before: usize) -> Result<
     }
 }
 
+/// Returns the GPUs of this machine that the job may use: those of `--gpus`, else those of
+/// `CUDA_VISIBLE_DEVICES`, else all.
 pub fn gpu_list(options: &Options, env: &Env, machine: &Machine) -> Result<Vec<String>> {
     match (&options.gpus, env.text(names::CUDA_VISIBLE_DEVICES)) {
         (Some(_), _) if missing_gpus(options, env, machine).is_some() => Ok(Vec::new()),

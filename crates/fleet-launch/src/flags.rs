@@ -11,6 +11,7 @@ use std::fmt::Display;
 
 /// One flag.
 pub struct Flag {
+    /// Documented name, without dashes in front.
     pub name: &'static str,
     aliases: &'static [&'static str],
     /// Placeholder of its value; empty for a switch.
@@ -222,6 +223,7 @@ impl Given {
         value.filter(|value| !value.is_empty())
     }
 
+    /// Returns whether a switch is given.
     pub fn is_on(&self, name: &str) -> bool {
         self.matches.get_flag(name)
     }
@@ -233,6 +235,7 @@ impl Given {
         written && (switch || self.text(name).is_some())
     }
 
+    /// Returns the number that a flag gives. Fails if its value is no number of this type.
     pub fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>> {
         let Some(text) = self.text(name) else { return Ok(None) };
         let expected = if name.ends_with("port") { "a port, 0 to 65535" } else { "a whole number" };

@@ -18,6 +18,7 @@ use crate::scratch::Scratch;
 use crate::script::{Builtins, Program, absolute};
 use crate::several::{self, Members};
 use crate::supervisor::Resources;
+use fleet_base::fs::is_remote;
 use fleet_base::text::printable;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::{Log, StoreServer, Time, Token};
@@ -30,7 +31,9 @@ use std::sync::mpsc::{Sender, channel};
 pub struct OwnProcess {
     /// Arguments, without the program's name.
     pub args: Vec<String>,
+    /// The environment.
     pub env: Env,
+    /// Path of the program, which built-in jobs start again.
     pub executable: std::io::Result<PathBuf>,
 }
 
@@ -92,7 +95,7 @@ impl Job {
             .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
         let program = Program::resolve(&options, &env, builtins, &executable)?;
         if program.is_builtin {
-            builtins.check_mode(&program.title, options.mode)?;
+            builtins.check_mode(&program.title, &options)?;
         }
         let machine = Machine::here();
         options.warnings.extend(cluster::device_warnings(&options, &env, &machine));
@@ -112,7 +115,7 @@ impl Job {
             mark: random::hex(16)?,
             log_dir: absolute(&self.options.log_dir),
             scratch: scratch.path.display().to_string(),
-            save_root: self.options.save_root.as_deref().map(absolute),
+            save_root: self.options.save_root.as_deref().map(save_root).transpose()?,
             master: self.options.master.clone(),
             store: None,
             token: Some(token.clone()),
@@ -223,6 +226,14 @@ impl Attempts<'_> {
         let listener =
             link::listen(address, &log).map_err(|error| link::cannot_listen(address, &error))?;
         link::serve(listener, token, link::vigilance(self.job.options.timeouts.silence), log)
+    }
+}
+
+/// Returns the folder for saves of servers: a URL as it is, or an absolute path.
+fn save_root(folder: &Path) -> Result<String> {
+    match folder.to_str() {
+        Some(url) if is_remote(url)? => Ok(url.to_string()),
+        _ => Ok(absolute(folder)),
     }
 }
 

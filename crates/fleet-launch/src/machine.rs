@@ -7,13 +7,18 @@ use std::net::{IpAddr, ToSocketAddrs};
 /// Facts that the launcher needs about its machine.
 #[derive(Clone, Debug, Default)]
 pub struct Machine {
+    /// Name of the machine.
     pub hostname: String,
+    /// Addresses of its interfaces.
     pub addresses: Vec<IpAddr>,
+    /// Number of GPUs.
     pub gpu_count: usize,
+    /// Number of cores that this process may use.
     pub core_count: usize,
 }
 
 impl Machine {
+    /// Reads the facts of this machine.
     pub fn here() -> Machine {
         let interfaces = fleet_net::host::interfaces().unwrap_or_default();
         Machine {

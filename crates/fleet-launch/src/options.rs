@@ -12,15 +12,20 @@ use std::time::Duration;
 /// How the job's processes work together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
+    /// Workers exchange gradients among themselves.
     Collective,
+    /// Servers hold the parameters.
     Ps,
+    /// Servers hold the parameters, and workers have several kinds of devices.
     PsHeter,
 }
 
 /// Number of machines: a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nodes {
+    /// Minimum.
     pub min: usize,
+    /// Maximum.
     pub max: usize,
 }
 
@@ -38,33 +43,46 @@ pub enum ElasticLevel {
 /// Workers whose log is shown on the console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follow {
+    /// Worker 0.
     First,
+    /// All workers.
     All,
+    /// No worker.
     None,
 }
 
+/// The least important messages that are printed (`--log_level`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
+    /// Errors only.
     Errors,
+    /// Errors and warnings.
     Warnings,
+    /// Also the launcher's messages about the job.
     Normal,
+    /// Also all arguments, and the whole environment of the first process.
     Debug,
 }
 
 /// Processes of a parameter-server job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PsOptions {
+    /// Servers.
     pub servers: Who,
+    /// Workers.
     pub workers: Who,
     /// By stage, from stage 2 on.
     pub heter: Vec<Who>,
+    /// Kind of device of each stage.
     pub heter_devices: Vec<String>,
+    /// Coordinators.
     pub coordinators: Who,
 }
 
 /// Processes of one role: their number on this machine, or their addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
+    /// This number of processes here.
     Count(usize),
     /// Hosts, each with its port if one was given.
     Listed(Vec<(String, Option<u16>)>),
@@ -77,6 +95,7 @@ impl Default for Who {
 }
 
 impl Who {
+    /// Returns the number of processes.
     pub fn len(&self) -> usize {
         match self {
             Who::Count(count) => *count,
@@ -84,6 +103,7 @@ impl Who {
         }
     }
 
+    /// Returns whether there are no processes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -92,6 +112,7 @@ impl Who {
 /// Number of workers on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PerNode {
+    /// This number.
     Count(usize),
     /// One for each GPU.
     Gpu,
@@ -120,46 +141,74 @@ pub struct Timeouts {
 
 /// All options of a launch.
 pub struct Options {
+    /// How the processes cooperate.
     pub mode: Mode,
     /// Neither a flag nor the environment named a mode.
     pub is_mode_default: bool,
+    /// `--job_id`.
     pub job_id: String,
+    /// The script and its arguments.
     pub command: Vec<String>,
+    /// `--python`, the interpreter of scripts.
     pub python: Option<String>,
+    /// `--module`: the script is a Python module.
     pub is_module: bool,
 
+    /// `--nproc_per_node`.
     pub nproc: Option<PerNode>,
+    /// `--gpus`.
     pub gpus: Option<Vec<String>>,
+    /// `--backend`; `None` for `auto`.
     pub backend: Option<String>,
+    /// Processes of a parameter-server job.
     pub ps: PsOptions,
+    /// `--http_port`.
     pub http_port: Option<u16>,
+    /// `--with_gloo`: 0, 1 or 2.
     pub with_gloo: String,
 
+    /// `--ips`, the hosts of the job.
     pub ips: Vec<String>,
+    /// `--master`, where machines meet.
     pub master: Option<Endpoint>,
     /// The etcd in which machines meet.
     pub etcd: Option<EtcdAccess>,
+    /// `--nnodes`.
     pub nodes: Option<Nodes>,
+    /// `--rank` of this machine.
     pub node_rank: Option<usize>,
+    /// `--host`, the address of this machine for others.
     pub host: Option<String>,
+    /// `--sort_ip`: machines are numbered by address.
     pub sort_ip: bool,
+    /// `--save_root`, the folder that servers save in.
     pub save_root: Option<PathBuf>,
     /// Warnings to print before the job starts.
     pub warnings: Vec<String>,
+    /// The job's secret, from `--token_file` or the environment.
     pub token: Option<Token>,
+    /// `--start_port`, the first of fixed ports.
     pub start_port: Option<u16>,
 
+    /// `--max_restart`.
     pub max_restart: Option<u32>,
+    /// `--elastic_level`.
     pub elastic_level: ElasticLevel,
+    /// The flags named `--*_timeout`.
     pub timeouts: Timeouts,
 
+    /// `--log_dir`.
     pub log_dir: PathBuf,
+    /// `--log_overwrite`: old logs of workers are emptied.
     pub log_overwrite: bool,
+    /// `--follow`.
     pub follow: Follow,
+    /// `--log_level`, or debug with `--verbose`.
     pub verbosity: Verbosity,
 }
 
 impl Options {
+    /// Returns the options of a command line. Variables of `env` count where a flag is absent.
     pub fn new(given: &Given, env: &Env) -> Result<Options> {
         given.refuse_unsupported()?;
         let (mode, is_mode_default) = mode(given)?;

@@ -19,11 +19,15 @@ pub struct Builtins<'a> {
 }
 
 impl Builtins<'_> {
-    /// Checks that a built-in job, given by its title, supports a mode.
-    pub(crate) fn check_mode(&self, title: &str, mode: Mode) -> Result<()> {
+    /// Checks that a built-in job, given by its title, supports a mode and all roles.
+    pub(crate) fn check_mode(&self, title: &str, options: &Options) -> Result<()> {
+        if !options.ps.coordinators.is_empty() {
+            return Err(Error::unsupported("built-in jobs have no part for coordinators")
+                .help("leave out --coordinator_num and --coordinators"));
+        }
         let name = title.strip_prefix(self.prefix).unwrap_or(title);
         let is_not = |name: &str| self.not_on_servers.iter().find(|(not, _)| *not == name);
-        match (mode, is_not(name)) {
+        match (options.mode, is_not(name)) {
             (Mode::Collective, _) | (Mode::Ps, None) => Ok(()),
             (Mode::Ps, Some((_, why))) => {
                 let able = self.names.iter().filter(|name| is_not(name).is_none());
@@ -54,6 +58,7 @@ pub fn asks_for_help(args: &[String]) -> bool {
 /// A command, ready to be started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
+    /// The program and its arguments.
     pub argv: Vec<String>,
     /// Name for messages.
     pub title: String,

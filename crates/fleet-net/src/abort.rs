@@ -47,6 +47,7 @@ struct State {
 }
 
 impl Abort {
+    /// Returns a token that has not fired.
     pub fn new() -> Abort {
         Abort::default()
     }
@@ -84,6 +85,7 @@ impl Abort {
         true
     }
 
+    /// Returns whether the token has fired.
     #[inline]
     pub fn is_fired(&self) -> bool {
         self.0.fired.load(Ordering::Acquire) != 0
@@ -95,6 +97,7 @@ impl Abort {
         if self.is_fired() { Err(self.reason()) } else { Ok(()) }
     }
 
+    /// Returns the reason, if the token has fired.
     pub fn error(&self) -> Option<Error> {
         self.0.lock().reason.clone()
     }

@@ -87,9 +87,11 @@ impl Default for CallOptions {
 /// switch makes before computing it. Connections under TLS need no CRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
+    /// No connection.
     Never,
     /// Connections whose two ends have different addresses.
     BetweenMachines,
+    /// Every connection without TLS.
     Always,
 }
 
@@ -148,6 +150,7 @@ struct Threads {
 }
 
 impl CallServer {
+    /// Listens on an address and answers the requests of clients with this token.
     pub fn bind(
         address: impl ToSocketAddrs + std::fmt::Debug,
         token: &Token,
@@ -170,6 +173,7 @@ impl CallServer {
         Ok(CallServer { address: listener.address(), listener: Some(listener), state })
     }
 
+    /// Address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -39,6 +39,7 @@ pub const CREDENTIAL_VALIDITY_MAX: Duration = Duration::from_secs(24 * 3600);
 const LABEL: &[u8] = b"fleet credential";
 
 impl Verifier {
+    /// Returns a verifier of a new server, which accepts credentials made from its own challenges.
     pub fn new(token: &Token) -> Result<Verifier> {
         Ok(Verifier { token: token.clone(), server_id: random_number()? })
     }

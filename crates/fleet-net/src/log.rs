@@ -35,6 +35,7 @@ struct Window {
 }
 
 impl Log {
+    /// Returns a log that passes its lines to `sink`.
     pub fn new(sink: impl Fn(&str) + Send + Sync + 'static) -> Log {
         Log(Arc::new(Inner { sink: Box::new(sink), window: Mutex::default() }))
     }
@@ -44,6 +45,7 @@ impl Log {
         Log::new(|line| note(line))
     }
 
+    /// Drops all lines.
     pub fn silent() -> Log {
         Log::new(|_| {})
     }
@@ -58,6 +60,7 @@ impl Log {
         (log, move || lock(&seen).clone())
     }
 
+    /// Writes a line. Beyond 20 lines in 10 seconds, lines are only counted.
     pub fn line(&self, text: impl std::fmt::Display) {
         let mut window = lock(&self.0.window);
         let now = Time::now();

@@ -34,22 +34,31 @@ use std::time::Duration;
 
 /// One message, seen from one of its ends. Ranks are indices into the mesh.
 pub enum Transfer<'a> {
+    /// Sends `data`.
     Send {
+        /// The rank that receives.
         to: usize,
+        /// The message.
         data: &'a [u8],
     },
     /// Fills `into`; the peer must send exactly as many bytes.
     Recv {
+        /// The rank that sends.
         from: usize,
+        /// Memory for the message.
         into: &'a mut [u8],
     },
     /// Passes `bytes` bytes to `sink` while they arrive: `sink(offset, piece)`. A piece has at most
     /// [`FOLD_BYTES_MAX`] bytes, so that it is still in the cache. It is aligned to `unit` and
     /// holds whole units. Each byte is passed once; pieces may arrive in any order of offsets.
     Fold {
+        /// The rank that sends.
         from: usize,
+        /// Length of the message.
         bytes: usize,
+        /// Size of an element in bytes.
         unit: usize,
+        /// The function that gets the pieces.
         sink: &'a mut (dyn FnMut(usize, &[u8]) + 'a),
     },
 }
@@ -81,6 +90,7 @@ pub trait Mesh: Send + Sync {
     /// Rank of this process in the mesh.
     fn rank(&self) -> usize;
 
+    /// Number of ranks in the mesh.
     fn size(&self) -> usize;
 
     /// Runs all of `ops` until they are done or an error occurs. Their order does not matter.
@@ -111,6 +121,7 @@ pub trait Fabric: Send + Sync {
     /// Rank of this process in the job.
     fn rank(&self) -> usize;
 
+    /// Number of ranks in the job.
     fn size(&self) -> usize;
 
     /// Opens the mesh `name` of `members`. These are ranks in the job; the position in the list is
@@ -131,6 +142,7 @@ pub struct Member {
     pub host: String,
     /// Equal for processes that can share memory: covers the boot and the visible namespaces.
     pub host_id: String,
+    /// Process id.
     pub pid: u32,
 }
 
@@ -141,6 +153,7 @@ impl std::fmt::Display for Member {
 }
 
 impl Transfer<'_> {
+    /// The rank at the other end.
     pub fn peer(&self) -> usize {
         match self {
             Transfer::Send { to, .. } => *to,
@@ -148,6 +161,7 @@ impl Transfer<'_> {
         }
     }
 
+    /// Length of the message.
     pub fn bytes(&self) -> usize {
         match self {
             Transfer::Send { data, .. } => data.len(),
@@ -156,6 +170,7 @@ impl Transfer<'_> {
         }
     }
 
+    /// Whether this rank sends the message.
     pub fn is_send(&self) -> bool {
         matches!(self, Transfer::Send { .. })
     }

@@ -47,7 +47,9 @@ pub enum FailureCause {
 /// Notification to all members that one has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailureNotice {
+    /// The failed process.
     pub member: Member,
+    /// How it failed.
     pub cause: FailureCause,
     /// The exit code or signal, if the launcher reported it. For an unresponsive process: the fact
     /// that it is stopped, if the receiver runs on the same machine.

@@ -28,10 +28,12 @@ impl Time {
         Time(START.get_or_init(Instant::now).elapsed().as_nanos() as u64)
     }
 
+    /// A time this many nanoseconds after the clock's start.
     pub fn from_nanos(nanos: u64) -> Time {
         Time(nanos)
     }
 
+    /// Nanoseconds since the clock's start.
     pub fn nanos(self) -> u64 {
         self.0
     }
@@ -52,6 +54,7 @@ impl Time {
 pub struct Deadline(Time);
 
 impl Deadline {
+    /// A deadline `span` after `now`.
     pub fn after(now: Time, span: Duration) -> Deadline {
         Deadline(now.plus(span))
     }
@@ -61,6 +64,7 @@ impl Deadline {
         Deadline::after(Time::now(), span)
     }
 
+    /// A deadline at a time.
     pub fn at(time: Time) -> Deadline {
         Deadline(time)
     }
@@ -70,6 +74,7 @@ impl Deadline {
         Deadline(Time(u64::MAX))
     }
 
+    /// Whether the deadline has passed at `now`.
     pub fn is_past(self, now: Time) -> bool {
         now >= self.0
     }
@@ -79,10 +84,12 @@ impl Deadline {
         (self.0 != Time(u64::MAX)).then(|| self.0.since(now))
     }
 
+    /// The time of the deadline; `None` for [`Deadline::never`].
     pub fn time(self) -> Option<Time> {
         (self.0 != Time(u64::MAX)).then_some(self.0)
     }
 
+    /// The earlier of two deadlines.
     pub fn earlier(self, other: Deadline) -> Deadline {
         self.min(other)
     }
@@ -91,11 +98,14 @@ impl Deadline {
 /// The limits of a wait: it ends when the deadline passes or the token fires.
 #[derive(Clone, Debug)]
 pub struct Limits {
+    /// The time at which the wait ends.
     pub deadline: Deadline,
+    /// The token that ends the wait earlier.
     pub abort: Abort,
 }
 
 impl Limits {
+    /// Returns limits of a deadline and a token.
     pub fn new(deadline: Deadline, abort: &Abort) -> Limits {
         Limits { deadline, abort: abort.clone() }
     }

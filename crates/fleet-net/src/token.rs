@@ -37,6 +37,7 @@ const TEXT_CHARS_MIN: usize = 16;
 const FILE_BYTES_MAX: u64 = 4096;
 
 impl Token {
+    /// Returns a token with a random secret. Fails if the system has no random numbers.
     pub fn generate() -> Result<Token> {
         Ok(Token::from_secret(random()?))
     }

@@ -18,22 +18,35 @@ use std::str::FromStr;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Act {
+    /// `max(x, 0)`.
     Relu,
+    /// `min(max(x, 0), 6)`.
     Relu6,
+    /// `x` if it is positive, else `x` times this slope.
     LeakyRelu(f64),
+    /// `1 / (1 + exp(-x))`.
     Sigmoid,
+    /// The hyperbolic tangent.
     Tanh,
     /// The exact form, with the error function.
     Gelu,
     /// The common tanh approximation of [`Act::Gelu`].
     GeluTanh,
+    /// Softmax along the last axis.
     Softmax,
+    /// `log(1 + exp(x))`.
     Softplus,
+    /// `x * sigmoid(x)`; the op has a factor `beta` of `x` in the sigmoid, which is 1 here.
     Swish,
+    /// `x * sigmoid(x)`.
     Silu,
+    /// `x * min(max(x + 3, 0), 6) / 6`.
     HardSwish,
+    /// `min(max(0.2 * x + 0.5, 0), 1)`.
     HardSigmoid,
+    /// `x` if it is positive, else `exp(x) - 1` times this factor.
     Elu(f64),
+    /// `1.0507 * x` if `x` is positive, else `1.0507 * 1.6733 * (exp(x) - 1)`.
     Selu,
 }
 

@@ -31,6 +31,7 @@ pub struct ParamAttr {
     pub learning_rate: f64,
     /// Regularizer, which replaces the optimizer's weight decay for this parameter.
     pub regularizer: Option<Regularizer>,
+    /// Whether the parameter is trained. A frozen one keeps its value and gets no gradient.
     pub trainable: bool,
     /// Whether gradient clipping includes the parameter.
     pub need_clip: bool,
@@ -45,6 +46,8 @@ impl Default for ParamAttr {
 }
 
 impl ParamAttr {
+    /// Returns the defaults: the layer's name and initializer, learning-rate factor 1, trained,
+    /// clipped.
     pub fn new() -> ParamAttr {
         ParamAttr {
             name: None,
@@ -65,6 +68,7 @@ impl ParamAttr {
         need_clip: bool,
     }
 
+    /// Sets the initializer.
     pub fn init(mut self, init: Init) -> Self {
         self.initializer = Some(init);
         self

@@ -59,15 +59,19 @@ pub struct OpCall<'n> {
 }
 
 impl<'n> OpCall<'n> {
+    /// Passes a variable to an input slot. A slot that the op does not have is an error of the
+    /// network.
     pub fn input(self, slot: &'static str, var: Var<'n>) -> Self {
         self.inputs(slot, &[var])
     }
 
+    /// Passes variables to an input slot that takes several.
     pub fn inputs(mut self, slot: &'static str, vars: &[Var<'n>]) -> Self {
         self.inputs.push((slot, vars.to_vec()));
         self
     }
 
+    /// Passes a variable to an optional input slot, if there is one.
     pub fn maybe(self, slot: &'static str, var: Option<Var<'n>>) -> Self {
         match var {
             Some(var) => self.input(slot, var),
@@ -81,6 +85,7 @@ impl<'n> OpCall<'n> {
         self
     }
 
+    /// Sets an attribute; others keep their defaults.
     pub fn attr(mut self, name: &'static str, value: impl Into<Attr>) -> Self {
         self.attrs.push((name, value.into()));
         self

@@ -16,7 +16,12 @@ use fleet_ops::Emit;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GradClip {
     /// Limits each element to a range (`ClipGradByValue`).
-    Value { min: f64, max: f64 },
+    Value {
+        /// Smallest value of an element.
+        min: f64,
+        /// Largest value of an element.
+        max: f64,
+    },
     /// Scales each gradient down to at most this norm (`ClipGradByNorm`).
     Norm(f64),
     /// Scales all gradients by one factor, so that their global norm is at most this value

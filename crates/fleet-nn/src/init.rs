@@ -23,36 +23,51 @@ use fleet_tensor::{DType, Shape};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Init {
+    /// The same value for each element.
     Constant(f64),
+    /// Random numbers with equal probability in a range.
     Uniform {
+        /// Start of the range.
         low: f64,
+        /// End of the range.
         high: f64,
     },
+    /// Random numbers of a normal distribution.
     Normal {
+        /// Mean of the distribution.
         mean: f64,
+        /// Standard deviation of the distribution.
         std: f64,
     },
     /// Normal, with values beyond two standard deviations redrawn.
     TruncatedNormal {
+        /// Mean of the distribution before the cut.
         mean: f64,
+        /// Standard deviation of the distribution before the cut.
         std: f64,
     },
     /// Uniform in `±sqrt(6 / (fan_in + fan_out))`.
     XavierUniform {
+        /// Number of inputs per output; by default that of the parameter's shape.
         fan_in: Option<f64>,
+        /// Number of outputs per input; by default that of the parameter's shape.
         fan_out: Option<f64>,
     },
     /// Normal with standard deviation `sqrt(2 / (fan_in + fan_out))`.
     XavierNormal {
+        /// Number of inputs per output; by default that of the parameter's shape.
         fan_in: Option<f64>,
+        /// Number of outputs per input; by default that of the parameter's shape.
         fan_out: Option<f64>,
     },
     /// Uniform in `±sqrt(6 / fan_in)`.
     KaimingUniform {
+        /// Number of inputs per output; by default that of the parameter's shape.
         fan_in: Option<f64>,
     },
     /// Normal with standard deviation `sqrt(2 / fan_in)`.
     KaimingNormal {
+        /// Number of inputs per output; by default that of the parameter's shape.
         fan_in: Option<f64>,
     },
     /// The given values, in row-major order.
@@ -62,30 +77,40 @@ pub enum Init {
 impl Init {
     pub(crate) const XAVIER_UNIFORM: Init = Init::XavierUniform { fan_in: None, fan_out: None };
 
+    /// Returns a uniform distribution over `low` to `high`.
     pub fn uniform(low: f64, high: f64) -> Init {
         Init::Uniform { low, high }
     }
 
+    /// Returns a normal distribution.
     pub fn normal(mean: f64, std: f64) -> Init {
         Init::Normal { mean, std }
     }
 
+    /// Returns a normal distribution whose values beyond two standard deviations are redrawn.
     pub fn truncated_normal(mean: f64, std: f64) -> Init {
         Init::TruncatedNormal { mean, std }
     }
 
+    /// Returns a uniform distribution in `±sqrt(6 / (fan_in + fan_out))`, with the sizes of the
+    /// parameter.
     pub fn xavier_uniform() -> Init {
         Init::XAVIER_UNIFORM
     }
 
+    /// Returns a normal distribution with deviation `sqrt(2 / (fan_in + fan_out))`, with the sizes
+    /// of the parameter.
     pub fn xavier_normal() -> Init {
         Init::XavierNormal { fan_in: None, fan_out: None }
     }
 
+    /// Returns a uniform distribution in `±sqrt(6 / fan_in)`, with the sizes of the parameter.
     pub fn kaiming_uniform() -> Init {
         Init::KaimingUniform { fan_in: None }
     }
 
+    /// Returns a normal distribution with deviation `sqrt(2 / fan_in)`, with the sizes of the
+    /// parameter.
     pub fn kaiming_normal() -> Init {
         Init::KaimingNormal { fan_in: None }
     }

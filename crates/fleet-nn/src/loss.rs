@@ -14,9 +14,12 @@ use crate::{Net, Var};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
+    /// One loss per element.
     None,
+    /// The mean of all losses.
     #[default]
     Mean,
+    /// The sum of all losses.
     Sum,
 }
 
@@ -49,10 +52,12 @@ pub struct CrossEntropy {
     pub ignore_index: Option<i64>,
     /// Axis of the classes; the last by default.
     pub axis: Option<i64>,
+    /// How the losses of the rows are combined; the mean by default.
     pub reduction: Reduction,
 }
 
 impl CrossEntropy {
+    /// Returns the defaults: class numbers as labels, the mean over rows.
     pub fn new() -> CrossEntropy {
         CrossEntropy::default()
     }

@@ -27,7 +27,9 @@ pub(crate) const COUNTER: &str = "@LR_DECAY_COUNTER@";
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum LearningRate {
+    /// The same rate in every step.
     Constant(f64),
+    /// A rate that depends on the step.
     Schedule(LrSchedule),
 }
 
@@ -72,10 +74,12 @@ impl LearningRate {
 pub struct HostFn(Arc<dyn Fn(u64) -> f64 + Send + Sync>);
 
 impl HostFn {
+    /// Wraps a function of the step, which is counted from 0.
     pub fn new(function: impl Fn(u64) -> f64 + Send + Sync + 'static) -> HostFn {
         HostFn(Arc::new(function))
     }
 
+    /// Returns the value at a step.
     pub fn call(&self, step: u64) -> f64 {
         (self.0)(step)
     }
@@ -118,48 +122,127 @@ impl fmt::Debug for HostFn {
 #[derive(Clone, Debug, PartialEq)]
 pub enum LrSchedule {
     /// `rate * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)`.
-    Noam { learning_rate: f64, d_model: f64, warmup_steps: f64 },
+    Noam {
+        /// Factor of the formula.
+        learning_rate: f64,
+        /// Width of the model.
+        d_model: f64,
+        /// Number of steps in which the rate rises.
+        warmup_steps: f64,
+    },
     /// `rate * gamma^step`.
-    Exponential { learning_rate: f64, gamma: f64 },
+    Exponential {
+        /// Rate of the first step.
+        learning_rate: f64,
+        /// Factor per step.
+        gamma: f64,
+    },
     /// `rate * exp(-gamma * step)`.
-    NaturalExp { learning_rate: f64, gamma: f64 },
+    NaturalExp {
+        /// Rate of the first step.
+        learning_rate: f64,
+        /// Speed of the decay.
+        gamma: f64,
+    },
     /// `rate / (1 + gamma * step)`.
-    InverseTime { learning_rate: f64, gamma: f64 },
+    InverseTime {
+        /// Rate of the first step.
+        learning_rate: f64,
+        /// Speed of the decay.
+        gamma: f64,
+    },
     /// `values[i]` before step `boundaries[i]`, and the last value after the last boundary.
-    Piecewise { boundaries: Vec<u64>, values: Vec<f64> },
+    Piecewise {
+        /// Steps at which the rate changes, ascending.
+        boundaries: Vec<u64>,
+        /// Rates: one more than boundaries.
+        values: Vec<f64>,
+    },
     /// Polynomial decay from `learning_rate` to `end` over `decay_steps`. With `cycle`, the decay
     /// length is the next multiple of `decay_steps`, so the rate rises again at each multiple.
-    Polynomial { learning_rate: f64, decay_steps: f64, end: f64, power: f64, cycle: bool },
+    Polynomial {
+        /// Rate of the first step.
+        learning_rate: f64,
+        /// Number of steps of the decay.
+        decay_steps: f64,
+        /// Rate after the decay.
+        end: f64,
+        /// Exponent of the remaining share of the decay; 1 is linear.
+        power: f64,
+        /// Whether the rate rises again.
+        cycle: bool,
+    },
     /// Half a cosine wave from `learning_rate` to `eta_min` in `t_max` steps.
-    Cosine { learning_rate: f64, t_max: f64, eta_min: f64 },
+    Cosine {
+        /// Rate of the first step.
+        learning_rate: f64,
+        /// Number of steps of half a wave.
+        t_max: f64,
+        /// Smallest rate.
+        eta_min: f64,
+    },
     /// Linear from `start` to `end`, then `after`, whose steps count from the end of the warm-up.
-    LinearWarmup { after: Box<LearningRate>, warmup_steps: u64, start: f64, end: f64 },
+    LinearWarmup {
+        /// The rate after the warm-up.
+        after: Box<LearningRate>,
+        /// Number of steps of the warm-up.
+        warmup_steps: u64,
+        /// Rate of the first step.
+        start: f64,
+        /// Rate that the warm-up approaches.
+        end: f64,
+    },
     /// `rate * gamma^floor(step / step_size)`.
-    Step { learning_rate: f64, step_size: u64, gamma: f64 },
+    Step {
+        /// Rate of the first step.
+        learning_rate: f64,
+        /// Number of steps between two changes, at least 1.
+        step_size: u64,
+        /// Factor at each change.
+        gamma: f64,
+    },
     /// `rate * gamma^(number of milestones passed)`.
-    MultiStep { learning_rate: f64, milestones: Vec<u64>, gamma: f64 },
+    MultiStep {
+        /// Rate of the first step.
+        learning_rate: f64,
+        /// Steps at which the rate changes, ascending.
+        milestones: Vec<u64>,
+        /// Factor at each milestone.
+        gamma: f64,
+    },
     /// `rate * factor(step)`, computed by the host. A session sets `learning_rate_0` before each
     /// step.
-    Lambda { learning_rate: f64, factor: HostFn },
+    Lambda {
+        /// Factor of the function's values.
+        learning_rate: f64,
+        /// Function of the step, counted from 0.
+        factor: HostFn,
+    },
 }
 
 impl LrSchedule {
+    /// Rises linearly for `warmup_steps`, then decays with the inverse square root of the step: the
+    /// schedule of the first transformer, whose width is `d_model`.
     pub fn noam(d_model: f64, warmup_steps: f64) -> LrSchedule {
         LrSchedule::Noam { learning_rate: 1.0, d_model, warmup_steps }
     }
 
+    /// Multiplies the rate by `gamma` in each step.
     pub fn exponential(learning_rate: f64, gamma: f64) -> LrSchedule {
         LrSchedule::Exponential { learning_rate, gamma }
     }
 
+    /// Decays as `exp(-gamma * step)`.
     pub fn natural_exp(learning_rate: f64, gamma: f64) -> LrSchedule {
         LrSchedule::NaturalExp { learning_rate, gamma }
     }
 
+    /// Decays as `1 / (1 + gamma * step)`.
     pub fn inverse_time(learning_rate: f64, gamma: f64) -> LrSchedule {
         LrSchedule::InverseTime { learning_rate, gamma }
     }
 
+    /// Keeps each value up to the next boundary. There is one value more than boundaries.
     pub fn piecewise(boundaries: impl Into<Vec<u64>>, values: impl Into<Vec<f64>>) -> LrSchedule {
         LrSchedule::Piecewise { boundaries: boundaries.into(), values: values.into() }
     }
@@ -170,14 +253,17 @@ impl LrSchedule {
         LrSchedule::Polynomial { learning_rate, decay_steps, end: 1e-4, power: 1.0, cycle: false }
     }
 
+    /// Decays to 0 in `t_max` steps, along half a cosine wave.
     pub fn cosine(learning_rate: f64, t_max: u64) -> LrSchedule {
         LrSchedule::Cosine { learning_rate, t_max: t_max as f64, eta_min: 0.0 }
     }
 
+    /// Divides the rate by 10 every `step_size` steps.
     pub fn step(learning_rate: f64, step_size: u64) -> LrSchedule {
         LrSchedule::Step { learning_rate, step_size, gamma: 0.1 }
     }
 
+    /// Divides the rate by 10 at each milestone.
     pub fn multi_step(learning_rate: f64, milestones: impl Into<Vec<u64>>) -> LrSchedule {
         LrSchedule::MultiStep { learning_rate, milestones: milestones.into(), gamma: 0.1 }
     }
@@ -359,6 +445,7 @@ impl LearningRate {
 pub struct HostRate {
     /// Name of the variable in the scope, which holds one number.
     pub variable: String,
+    /// The schedule that gives the rates.
     pub schedule: LrSchedule,
 }
 

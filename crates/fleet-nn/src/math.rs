@@ -38,15 +38,23 @@ unary! {
     sigmoid => "sigmoid";
     /// The logarithm of [`Var::sigmoid`], finite for any x.
     logsigmoid => "logsigmoid";
+    /// The hyperbolic tangent.
     tanh => "tanh";
     /// `x * Phi(x)`, in the exact form.
     gelu => "gelu";
+    /// `e` raised to the power of x.
     exp => "exp";
+    /// The natural logarithm.
     log => "log";
+    /// The square root.
     sqrt => "sqrt";
+    /// `1 / sqrt(x)`.
     rsqrt => "rsqrt";
+    /// `x * x`.
     square => "square";
+    /// `|x|`.
     abs => "abs";
+    /// `1 / x`.
     reciprocal => "reciprocal";
     /// `log(1 + exp(x))`, finite for any x.
     softplus => "softplus";
@@ -56,15 +64,25 @@ unary! {
     silu => "silu";
     /// `x * sigmoid(x)`. Use the op directly to set its factor `beta`.
     swish => "swish";
+    /// `x * min(max(x + 3, 0), 6) / 6`.
     hard_swish => "hard_swish";
+    /// `min(max(0.2 * x + 0.5, 0), 1)`.
     hard_sigmoid => "hard_sigmoid";
+    /// `1.0507 * x` if x is positive, else `1.0507 * 1.6733 * (exp(x) - 1)`.
     selu => "selu";
+    /// 1, 0 or -1.
     sign => "sign";
+    /// The largest integer that is not above x.
     floor => "floor";
+    /// The smallest integer that is not below x.
     ceil => "ceil";
+    /// The nearest integer, halves away from zero.
     round => "round";
+    /// The cosine of x in radians.
     cos => "cos";
+    /// The sine of x in radians.
     sin => "sin";
+    /// The error function.
     erf => "erf";
     /// Softmax along the last axis.
     softmax => "softmax";
@@ -98,18 +116,27 @@ macro_rules! binary {
 }
 
 binary! {
+    /// The larger of the two.
     maximum => "elementwise_max";
+    /// The smaller of the two.
     minimum => "elementwise_min";
     /// `x` raised to the power of the other operand.
     pow => "elementwise_pow";
     /// The remainder, with the sign of the divisor.
     modulo => "elementwise_mod";
+    /// The quotient, rounded down.
     floor_divide => "elementwise_floordiv";
+    /// Whether the two are equal.
     equal => "equal";
+    /// Whether the two differ.
     not_equal => "not_equal";
+    /// Whether x is below the other operand.
     less_than => "less_than";
+    /// Whether x is below the other operand or equal.
     less_equal => "less_equal";
+    /// Whether x is above the other operand.
     greater_than => "greater_than";
+    /// Whether x is above the other operand or equal.
     greater_equal => "greater_equal";
 }
 
@@ -165,18 +192,22 @@ reductions! {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Elementwise {
+    /// Axis of the left operand at which the right operand's dimensions begin. By default the last
+    /// dimensions align.
     pub axis: Option<i64>,
+    /// Activation of the result; none by default.
     pub act: Option<Act>,
+    /// Name of the result's layer: `join` names it `join.tmp_0`.
     pub name: Option<String>,
 }
 
 impl Elementwise {
+    /// Returns the defaults: last dimensions align, no activation.
     pub fn new() -> Elementwise {
         Elementwise::default()
     }
 
     setters! {
-        /// Sets the axis of the left operand at which the right operand's dimensions begin.
         axis: Some(i64),
         act: Some(Act),
         name: Some(impl Into<String>),

@@ -42,6 +42,7 @@ pub enum Curve {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Auc {
+    /// The curve whose area is measured; ROC by default.
     pub curve: Curve,
     /// Number of thresholds. Predictions are counted in one bucket more.
     pub num_thresholds: i64,
@@ -50,6 +51,7 @@ pub struct Auc {
 }
 
 impl Auc {
+    /// Returns the defaults: ROC, 4095 thresholds, a window of one batch.
     pub fn new() -> Auc {
         Auc { curve: Curve::Roc, num_thresholds: 4095, slide_steps: 1 }
     }
@@ -75,9 +77,13 @@ pub struct AucVars<'n> {
     pub auc: Var<'n>,
     /// Area over the sliding window.
     pub batch_auc: Var<'n>,
+    /// Positive labels of the sliding window: the buckets of each batch, their sum, and a counter.
     pub batch_stat_pos: Var<'n>,
+    /// Like `batch_stat_pos`, for negative labels.
     pub batch_stat_neg: Var<'n>,
+    /// Positive labels per bucket over all batches so far.
     pub stat_pos: Var<'n>,
+    /// Negative labels per bucket over all batches so far.
     pub stat_neg: Var<'n>,
 }
 

@@ -78,6 +78,7 @@ impl Net {
         Net { registry, state: RefCell::new(state) }
     }
 
+    /// Returns the registry in which the network looks up its ops.
     pub fn registry(&self) -> &'static Registry {
         self.registry
     }

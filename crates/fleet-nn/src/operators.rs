@@ -20,7 +20,9 @@ use std::panic::Location;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Operand<'n> {
+    /// A variable, whose shape broadcasts as in [`Elementwise`](crate::Elementwise).
     Var(Var<'n>),
+    /// A number, which gets the other operand's element type.
     Number(f64),
 }
 

@@ -27,6 +27,7 @@ pub struct Programs {
 }
 
 impl Programs {
+    /// Returns two empty programs.
     pub fn new() -> Programs {
         Programs { main: Program::new(), startup: Program::new(), host_rates: Vec::new() }
     }

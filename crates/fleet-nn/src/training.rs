@@ -115,6 +115,7 @@ pub struct Minimized<'n> {
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
 pub struct Gradients<'n> {
+    /// Each parameter with its gradient.
     pub pairs: Vec<(Var<'n>, Var<'n>)>,
 }
 

@@ -49,6 +49,7 @@ impl<'n> Var<'n> {
         self.id
     }
 
+    /// Returns the network that the variable belongs to.
     pub fn net(&self) -> &'n Net {
         self.net
     }
@@ -63,6 +64,7 @@ impl<'n> Var<'n> {
         self.net.read(self.id, |var| var.shape).unwrap_or(Shape::SCALAR)
     }
 
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.net.read(self.id, |var| var.dtype).unwrap_or(DType::F32)
     }

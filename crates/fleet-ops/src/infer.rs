@@ -7,12 +7,14 @@ use fleet_tensor::{DType, Shape};
 
 /// Context of a shape rule.
 pub struct InferCtx<'a> {
+    /// The op, with its attributes.
     pub op: &'a Op,
     inputs: Vec<Vec<Meta>>,
     outputs: Vec<Vec<Meta>>,
 }
 
 impl<'a> InferCtx<'a> {
+    /// Returns the context for an op whose variables have the types and shapes that `meta` returns.
     pub fn new(op: &'a Op, meta: impl Fn(VarId) -> Meta) -> Self {
         let inputs =
             op.inputs.iter().map(|slot| slot.iter().map(|var| meta(*var)).collect()).collect();
@@ -33,10 +35,12 @@ impl<'a> InferCtx<'a> {
         })
     }
 
+    /// Returns the first variable of an input slot, or `None` if the slot is empty.
     pub fn optional(&self, slot: &str) -> Option<Meta> {
         self.inputs(slot).first().copied()
     }
 
+    /// Returns the variables of an input slot.
     pub fn inputs(&self, slot: &str) -> &[Meta] {
         self.op.spec.input_index(slot).map_or(&[], |index| &self.inputs[index])
     }

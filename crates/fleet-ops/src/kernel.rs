@@ -12,12 +12,17 @@ use std::time::Instant;
 
 /// Context for making a kernel: attributes and known shapes.
 pub struct PrepareCtx<'a> {
+    /// The op, with its attributes.
     pub op: &'a Op,
+    /// Types and shapes of the inputs, by slot in the spec's order.
     pub inputs: &'a [Vec<Meta>],
+    /// Types and shapes of the outputs, by slot in the spec's order.
     pub outputs: &'a [Vec<Meta>],
     /// Physical layouts, by slot as in `inputs` and `outputs`.
     pub input_layouts: &'a [Vec<Layout>],
+    /// Physical layouts of the outputs, by slot.
     pub output_layouts: &'a [Vec<Layout>],
+    /// Number of threads of the pool that runs the kernel.
     pub threads: usize,
     /// Seed of the program.
     pub seed: u64,
@@ -34,15 +39,21 @@ impl PrepareCtx<'_> {
         self.optional(slot).unwrap_or_else(|| panic!("{} has no input {slot}", self.op.name()))
     }
 
+    /// Returns the first variable of an input slot, or `None` if the slot is empty.
     pub fn optional(&self, slot: &str) -> Option<Meta> {
         self.op.spec.input_index(slot).and_then(|index| self.inputs[index].first().copied())
     }
 
+    /// Returns the first variable of an output slot.
+    ///
+    /// # Panics
+    /// Panics if the slot is empty. The verifier has checked that it is not.
     pub fn output(&self, slot: &str) -> Meta {
         self.optional_output(slot)
             .unwrap_or_else(|| panic!("{} has no output {slot}", self.op.name()))
     }
 
+    /// Returns the first variable of an output slot, or `None` if the slot is empty.
     pub fn optional_output(&self, slot: &str) -> Option<Meta> {
         self.op.spec.output_index(slot).and_then(|index| self.outputs[index].first().copied())
     }
@@ -59,12 +70,14 @@ pub type KernelFn = Box<dyn Fn(&KernelCtx<'_>) -> Result<()> + Send + Sync>;
 
 /// A kernel, which can run many times.
 pub struct Kernel {
+    /// The body, which the executor calls in each step.
     pub run: KernelFn,
     /// Size of the scratch memory that the kernel needs, in bytes. Scratch is aligned to 64 bytes.
     pub scratch_bytes: usize,
 }
 
 impl Kernel {
+    /// Returns a kernel without scratch memory.
     pub fn new(run: impl Fn(&KernelCtx<'_>) -> Result<()> + Send + Sync + 'static) -> Kernel {
         Kernel { run: Box::new(run), scratch_bytes: 0 }
     }
@@ -90,10 +103,13 @@ impl Kernel {
 /// An output overlaps an input only as [`OpTraits`] allows. Kernels of such ops read the input with
 /// [`KernelCtx::input_or_output`].
 pub struct KernelCtx<'a> {
+    /// Inputs, outputs and scratch memory.
     pub args: Args<'a>,
+    /// The threads that share the work.
     pub pool: &'a Pool,
     /// Number of runs of the program so far. Random ops use it to draw new numbers in each run.
     pub step: u64,
+    /// Seed of the program.
     pub seed: u64,
     /// Counter for the time that the op spends on communication, in nanoseconds, if a profile is
     /// recorded. Ops that only communicate are measured as a whole.

@@ -23,9 +23,9 @@ pub mod verify;
 
 pub mod comm;
 pub mod control;
-pub mod loss;
+mod loss;
 pub mod math;
-pub mod metric;
+mod metric;
 pub mod nn;
 pub mod optimizer;
 pub mod ps;

@@ -6,8 +6,11 @@ use fleet_tensor::{Arg, DType, Layout, Shape};
 /// Type and shape of a variable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Meta {
+    /// Type of the elements.
     pub dtype: DType,
+    /// Sizes of the dimensions; -1 for those that are known at run time only.
     pub shape: Shape,
+    /// Kind of value: dense, some rows, or a list.
     pub kind: VarKind,
     /// Capacity in rows, for sparse rows; 0 while the batch size is unknown. `shape` is the shape
     /// of the whole matrix.
@@ -15,6 +18,7 @@ pub struct Meta {
 }
 
 impl Meta {
+    /// Returns the type and shape of a dense tensor.
     pub fn dense(dtype: DType, shape: impl Into<Shape>) -> Meta {
         Meta { dtype, shape: shape.into(), kind: VarKind::Dense, rows: 0 }
     }
@@ -51,6 +55,7 @@ impl Meta {
         Arg::unbound(self.dtype, self.shape, layout, capacity)
     }
 
+    /// Returns the size of the elements in bytes. An unknown dimension counts as 1.
     pub fn bytes(&self) -> usize {
         self.numel().saturating_mul(self.dtype.size())
     }

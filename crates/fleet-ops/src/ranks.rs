@@ -7,8 +7,11 @@ use std::str::FromStr;
 /// Communication that one rank sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
+    /// Number of collective calls.
     pub calls: usize,
+    /// Number of messages.
     pub messages: f64,
+    /// Bytes in all messages.
     pub bytes: f64,
 }
 
@@ -31,6 +34,7 @@ impl Traffic {
         Traffic { calls: 1, messages: others, bytes: bytes * others }
     }
 
+    /// Adds the communication of another op.
     pub fn add(&mut self, other: Traffic) {
         self.calls += other.calls;
         self.messages += other.messages;

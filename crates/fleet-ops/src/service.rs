@@ -22,6 +22,7 @@ use std::sync::Arc;
 pub trait Ring: Send + Sync {
     /// Rank of this process in the ring, from 0.
     fn rank(&self) -> usize;
+    /// Number of ranks in the ring.
     fn size(&self) -> usize;
     /// Replaces every part by its reduction over all ranks.
     fn all_reduce(
@@ -72,8 +73,11 @@ pub trait Ring: Send + Sync {
     /// Sends piece `i` of `from` to rank `i`, and receives piece `i` of `to` from it. Pieces have
     /// equal size.
     fn all_to_all(&self, label: &str, from: &[u8], to: &mut [u8]) -> Result<()>;
+    /// Sends bytes to a rank, which must call [`Ring::recv`] for as many.
     fn send(&self, label: &str, to: usize, bytes: &[u8]) -> Result<()>;
+    /// Receives bytes from a rank, which must call [`Ring::send`] with as many.
     fn recv(&self, label: &str, from: usize, bytes: &mut [u8]) -> Result<()>;
+    /// Returns when all ranks have called it.
     fn barrier(&self, label: &str) -> Result<()>;
     /// Reports that this rank has failed and will make no further call. Every waiting rank, local
     /// or remote, gets the error at once.
@@ -85,6 +89,7 @@ pub trait Ring: Send + Sync {
 ///
 /// A single lane writes and reads, in program order.
 pub trait Spill: Send + Sync {
+    /// Replaces the bytes of a slot.
     fn write(&self, slot: u64, bytes: &[u8]) -> Result<()>;
     /// Reads a whole slot, which must hold exactly as many bytes.
     fn read(&self, slot: u64, bytes: &mut [u8]) -> Result<()>;
@@ -136,6 +141,7 @@ impl Services {
         })
     }
 
+    /// Iterates over the rings with their ids, in ascending order.
     pub fn rings(&self) -> impl Iterator<Item = (i64, &Arc<dyn Ring>)> {
         self.rings.iter().map(|(id, ring)| (*id, ring))
     }

@@ -46,7 +46,9 @@ pub trait Tables: Send + Sync {
 
 /// Ids to look up, and memory for their rows.
 pub struct Lookup<'a> {
+    /// The ids; repeated ones are allowed.
     pub ids: &'a [i64],
+    /// Memory for one row per id, in their order.
     pub rows: &'a mut [f32],
 }
 
@@ -64,12 +66,16 @@ pub struct LookUp {
 /// Gradients of rows that were looked up.
 #[derive(Clone, Copy)]
 pub struct PushRows<'a> {
+    /// The ids; repeated ones are allowed.
     pub ids: &'a [i64],
+    /// One gradient row per id, in their order.
     pub grads: &'a [f32],
     /// One number per sample. Each sample has the same number of ids, which are adjacent.
     pub shows: Option<&'a [f32]>,
+    /// One number per sample, like `shows`.
     pub clicks: Option<&'a [f32]>,
     /// Feature slot of the ids, which click tables store.
     pub slot: Option<u32>,
+    /// Id whose gradients are not sent.
     pub padding: Option<i64>,
 }

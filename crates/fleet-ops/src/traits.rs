@@ -7,6 +7,7 @@ use fleet_ir::{Op, VarKind};
 /// Properties of an op that passes and planners use.
 #[derive(Clone, Copy)]
 pub struct OpTraits {
+    /// The list of mixed precision that the op is on.
     pub amp: AmpClass,
     /// Input slots that stay f32 where mixed precision casts the others to 16 bits: statistics and
     /// affine parameters.
@@ -45,9 +46,11 @@ pub struct OpTraits {
     pub order_independent: bool,
     /// The operands that are images.
     pub images: Option<Images>,
+    /// The thread that runs the op.
     pub lane: Lane,
     /// Whether the inputs move to the executor's storage, which frees their memory.
     pub offloads: bool,
+    /// Estimates the work of the op, for known sizes.
     pub cost: fn(&CostCtx<'_>) -> Cost,
     /// Communication that one rank sends, if any. An op that sends has the attributes
     /// `ring_id` and `nranks`.
@@ -86,6 +89,7 @@ pub enum AmpClass {
 /// Thread that runs an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
+    /// The thread that calls the executor, which uses the pool.
     Compute,
     /// A separate thread beside compute, for copies and disk access.
     Side(u8),
@@ -96,6 +100,7 @@ pub enum Lane {
 /// Estimated work of an op.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
+    /// Floating-point operations.
     pub flops: f64,
     /// Bytes read and written.
     pub bytes: f64,
@@ -103,16 +108,21 @@ pub struct Cost {
 
 /// Context of a cost rule.
 pub struct CostCtx<'a> {
+    /// The op, with its attributes.
     pub op: &'a Op,
+    /// Types and shapes of the inputs, by slot.
     pub inputs: &'a [Vec<Meta>],
+    /// Types and shapes of the outputs, by slot.
     pub outputs: &'a [Vec<Meta>],
 }
 
 impl CostCtx<'_> {
+    /// Returns the size of all inputs and outputs in bytes.
     pub fn bytes(&self) -> f64 {
         self.inputs.iter().chain(self.outputs).flatten().map(|meta| meta.bytes() as f64).sum()
     }
 
+    /// Returns the first variable of an input slot, or `None` if the slot is empty.
     pub fn input(&self, slot: &str) -> Option<&Meta> {
         self.inputs(slot).first()
     }
@@ -133,6 +143,7 @@ impl CostCtx<'_> {
         self.op.attr_usize("nranks") as f64
     }
 
+    /// Returns the first variable of an output slot, or `None` if the slot is empty.
     pub fn output(&self, slot: &str) -> Option<&Meta> {
         self.op.spec.output_index(slot).and_then(|index| self.outputs[index].first())
     }
@@ -167,6 +178,7 @@ impl OpTraits {
         }
     }
 
+    /// Returns the default traits with another class of mixed precision.
     pub const fn amp(amp: AmpClass) -> OpTraits {
         let mut traits = OpTraits::plain();
         traits.amp = amp;

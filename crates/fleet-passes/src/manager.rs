@@ -24,7 +24,9 @@ impl Rewritten for Program {
 
 /// Sees the programs before and after each pass.
 pub trait Observer {
+    /// Called before a pass, with the programs that it rewrites and their names.
     fn before(&mut self, pass: &str, programs: &[(&'static str, &Program)]);
+    /// Called after the pass, with the rewritten programs.
     fn after(&mut self, pass: &str, programs: &[(&'static str, &Program)]);
 }
 
@@ -39,6 +41,7 @@ pub struct PassManager<'m> {
 }
 
 impl<'m> PassManager<'m> {
+    /// Returns a manager without an observer.
     pub fn new(registry: &'m Registry) -> PassManager<'m> {
         PassManager { registry, observer: None, verifies_each: cfg!(debug_assertions) }
     }

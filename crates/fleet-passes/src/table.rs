@@ -25,7 +25,9 @@ pub struct Pass {
 /// A field of [`BuildOptions`].
 #[derive(Clone, Copy)]
 pub struct BuildOption {
+    /// Name of the field.
     pub name: &'static str,
+    /// Returns whether the field is set.
     pub is_on: fn(&BuildOptions) -> bool,
 }
 

@@ -26,13 +26,18 @@ pub enum Update {
     Deferred,
 }
 
+/// Size and rules of one server's part of a dense table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenseConfig {
+    /// Number of the table in the job.
     pub table_id: u32,
     /// Number of elements on this server ([`dense_range`](crate::dense_range)); may be 0.
     pub len: usize,
+    /// The optimizer.
     pub rule: Rule,
+    /// When pushes are applied.
     pub update: Update,
+    /// What happens to gradients that are NaN or infinite.
     pub non_finite: NonFinite,
     /// Number of workers whose gradients are corrected; 0 for none. Each costs a copy of the
     /// parameters.
@@ -128,6 +133,7 @@ struct Inner {
 }
 
 impl DenseTable {
+    /// Returns a table of zeros. Fails if a number of the rule is invalid.
     pub fn new(config: DenseConfig) -> Result<DenseTable> {
         config
             .rule
@@ -138,6 +144,7 @@ impl DenseTable {
         Ok(DenseTable { config, inner: Mutex::new(Inner { kept, stats, updates, read_at }) })
     }
 
+    /// Returns the size and rules of the table.
     pub fn config(&self) -> &DenseConfig {
         &self.config
     }
@@ -167,6 +174,7 @@ impl DenseTable {
         Ok(!kept.is_loaded)
     }
 
+    /// Copies the parameters to `out`, which must have their number.
     pub fn pull(&self, out: &mut [f32]) -> Result<()> {
         self.copy_to(out).map(drop)
     }

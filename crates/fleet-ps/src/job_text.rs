@@ -8,7 +8,7 @@ use fleet_base::{Error, Result};
 use std::fmt::Display;
 
 /// Changes whenever workers of one version cannot talk to servers of another.
-const MESSAGES_VERSION: &str = "messages of version 7";
+const MESSAGES_VERSION: &str = "messages of version 8";
 
 /// The first fact in which two jobs differ.
 #[derive(Debug, PartialEq, Eq)]

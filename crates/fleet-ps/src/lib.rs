@@ -54,7 +54,10 @@ pub use hash_key::HashKey;
 pub use merge::Merger;
 pub use progress::Progress;
 pub use push::{Ids, Push, Step, UniqueIds};
-pub use save::{SaveFormat, SaveOptions, Saved, SavedTable, TableIndex, load_sparse, save_sparse};
+pub use save::{
+    RemoteDir, SaveFormat, SaveFs, SaveOptions, SaveSource, Saved, SavedTable, TableIndex,
+    load_sparse, numbered_name, remote_url, save_sparse,
+};
 pub use seen::WorkerSeen;
 pub use server::{
     Damage, Durability, Flush, FolderReport, FolderState, LogReport, Loss, Recovered, ServerReport,

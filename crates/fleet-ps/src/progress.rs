@@ -20,11 +20,12 @@ use std::collections::BTreeMap;
 /// let servers = ServerTables::all(&job)?;
 /// let first = LocalServers::new(&servers, 0)?;
 /// first.completed(8); // earlier steps are complete
+/// first.keep(8, &[1, 2, 3])?; // anything that its next process needs
 /// first.push_sparse(0, Step::new(9), Push::new(&[4], &[1.0]))?; // then the process dies
 ///
 /// let again = LocalServers::new(&servers, 0)?;
 /// let progress = again.adopt()?;
-/// assert_eq!(progress.complete, 8);
+/// assert_eq!((progress.complete, &progress.kept[..]), (8, &[1, 2, 3][..]));
 /// again.resume(&progress)?;
 /// // Server 0 has the gradient of step 9 for row 4; server 1 lacks that for row 5.
 /// again.push_sparse(0, Step::new(9), Push::new(&[4, 5], &[1.0, 1.0]))?;
@@ -41,13 +42,17 @@ pub struct Progress {
     pub complete: u64,
     /// By server and table, the newest step whose gradients are applied there.
     pub(crate) applied: Vec<BTreeMap<u32, u64>>,
+    /// State that the worker has kept on the servers ([`RunControl::keep`](crate::RunControl)), and
+    /// the step after which it was; empty if none.
+    pub kept: Vec<u64>,
+    pub kept_step: u64,
 }
 
 impl Progress {
-    /// Returns the progress of a job whose servers all have the same steps and no part of a later
-    /// one.
-    pub fn of_steps(base: u64, complete: u64) -> Progress {
-        Progress { base, complete, applied: Vec::new() }
+    /// Returns the progress in a job whose servers all have the steps up to `complete` and no part
+    /// of a later one.
+    pub fn settled(self, complete: u64) -> Progress {
+        Progress { complete, applied: Vec::new(), ..self }
     }
 
     /// Returns the newest step whose gradients any server has, at least in part.
@@ -63,11 +68,16 @@ impl Progress {
 }
 
 /// Appends one server's answer.
-pub(crate) fn write(base: u64, complete: u64, tables: &BTreeMap<u32, u64>, answer: &mut Vec<u8>) {
-    let pairs = tables.iter().flat_map(|(table, step)| [u64::from(*table), *step]);
-    let numbers: Vec<u64> =
-        [base, complete, tables.len() as u64].into_iter().chain(pairs).collect();
-    put(answer, &numbers);
+pub(crate) fn write(
+    (base, complete): (u64, u64),
+    tables: &BTreeMap<u32, u64>,
+    (kept_step, kept): (u64, &[u64]),
+    answer: &mut Vec<u8>,
+) {
+    put(answer, &[base, complete, tables.len() as u64]);
+    tables.iter().for_each(|(table, step)| put(answer, &[u64::from(*table), *step]));
+    put(answer, &[kept_step, kept.len() as u64]);
+    put(answer, kept);
 }
 
 /// Merges the answers of all servers, which are in the order of the servers.
@@ -79,7 +89,13 @@ pub(crate) fn merged(answers: &[Vec<u8>]) -> Result<Progress> {
         all.complete = all.complete.max(body.u64()?);
         let count = body.u64()?;
         let pairs = body.numbers::<u64>(count.saturating_mul(2))?;
+        let (kept_step, count) = (body.u64()?, body.u64()?);
+        let kept = body.numbers::<u64>(count)?;
         body.end()?;
+        // A worker that died while it sent its state has left different ones.
+        if !kept.is_empty() && kept_step >= all.kept_step {
+            (all.kept_step, all.kept) = (kept_step, kept.into_owned());
+        }
         all.applied.push(pairs.chunks_exact(2).map(|pair| (pair[0] as u32, pair[1])).collect());
     }
     Ok(all)

@@ -13,6 +13,7 @@ impl Step {
         NonZeroU64::new(number).map(Step)
     }
 
+    /// Returns the number, which is 1 or more.
     pub fn number(self) -> u64 {
         self.0.get()
     }
@@ -30,6 +31,7 @@ impl<'a> UniqueIds<'a> {
         UniqueIds(ids)
     }
 
+    /// Returns the ids.
     pub fn as_slice(self) -> &'a [u64] {
         self.0
     }
@@ -53,6 +55,7 @@ pub enum Ids<'a> {
 }
 
 impl<'a> Ids<'a> {
+    /// Returns the ids, in their order.
     pub fn as_slice(self) -> &'a [u64] {
         match self {
             Ids::Any(ids) => ids,
@@ -88,6 +91,7 @@ impl<'a> From<UniqueIds<'a>> for Ids<'a> {
 /// Gradients by id. An id that repeats is updated once, by the sum.
 #[derive(Clone, Copy, Debug)]
 pub struct Push<'a> {
+    /// The ids.
     pub ids: Ids<'a>,
     /// `push_width` numbers per id.
     pub grads: &'a [f32],
@@ -100,6 +104,7 @@ pub struct Push<'a> {
 }
 
 impl<'a> Push<'a> {
+    /// Returns a push without shows, clicks and slots.
     pub fn new(ids: impl Into<Ids<'a>>, grads: &'a [f32]) -> Push<'a> {
         Push { ids: ids.into(), grads, shows: None, clicks: None, slots: None }
     }

@@ -72,6 +72,7 @@ methods! {
     15 Change Shrink, 16 Read Stats, 17 Read LastSave, 18 Change Save, 19 Change EndSave,
     20 Change Load, 21 Read Heartbeat, 22 Read Rounds, 23 Change Clear, 24 Read Workers,
     25 Change BeginRun, 26 Change Adopt, 27 Change Resume, 28 Change NewRun, 29 Change Settle,
+    30 Change Keep,
 }
 
 impl Method {
@@ -91,7 +92,7 @@ impl Method {
     /// Returns whether it carries results of a worker's steps.
     pub fn is_push(self) -> bool {
         use Method as M;
-        matches!(self, M::PushSparse | M::PushDense | M::PushGeo | M::PushSteps)
+        matches!(self, M::PushSparse | M::PushDense | M::PushGeo | M::PushSteps | M::Keep)
     }
 
     /// Returns whether it concerns whole tables and no worker, so that operators may send it.
@@ -262,6 +263,10 @@ pub(crate) enum Change<'a> {
     /// Brings the server to a step that some server has applied.
     Settle {
         steps: u64,
+    },
+    /// State of the worker after [`Stamp::step`], for its next process. It replaces the last one.
+    Keep {
+        state: Cow<'a, [u64]>,
     },
 }
 
@@ -519,6 +524,9 @@ impl<'a> Change<'a> {
             Change::Finish { steps: count }
             | Change::BeginRun { base: count }
             | Change::Settle { steps: count } => Wire { count: *count, ..none },
+            Change::Keep { state } => {
+                Wire { count: state.len() as u64, body: vec![bytes_of::<u64>(state)], ..none }
+            }
             Change::Adopt | Change::Resume | Change::NewRun => none,
         }
     }
@@ -566,6 +574,7 @@ impl<'a> Change<'a> {
             Method::Resume => Change::Resume,
             Method::NewRun => Change::NewRun,
             Method::Settle => Change::Settle { steps: count },
+            Method::Keep => Change::Keep { state: body.numbers(count)? },
             other => {
                 let error = Error::unsupported("request is not a change");
                 return Err(error.got(format!("{other:?}")));
@@ -680,6 +689,7 @@ mod tests {
             Change::Resume,
             Change::NewRun,
             Change::Settle { steps },
+            Change::Keep { state: ids() },
         ];
         let reads = reads.into_iter().map(Request::Read);
         reads.chain(changes.into_iter().map(Request::Change)).collect()
@@ -742,7 +752,7 @@ mod tests {
             assert_eq!(*method as usize, at + 1);
             assert_eq!(Method::parse(*method as u8).unwrap(), *method);
         }
-        assert_eq!((Method::Wait as u8, Method::Settle as u8), (12, 29));
+        assert_eq!((Method::Wait as u8, Method::Keep as u8), (12, 30));
         assert!(Method::parse(0).is_err() && Method::parse(METHODS.len() as u8 + 1).is_err());
     }
 }

@@ -19,6 +19,7 @@ use fleet_base::{Error, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerSeen {
+    /// Rank of the worker, from 0.
     pub worker: usize,
     /// Steps that all its processes have made, as last reported. Workers report steps at barriers,
     /// with dense gradients, and in heartbeats every two seconds. A restarted server knows the
@@ -26,6 +27,7 @@ pub struct WorkerSeen {
     pub steps: u64,
     /// Number of processes that have been this worker.
     pub starts: usize,
+    /// Whether the worker has ended its training in order.
     pub has_finished: bool,
     /// Its steps whose gradients all servers have, over all runs of the job, as last reported. A
     /// save that is made without the worker contains these.

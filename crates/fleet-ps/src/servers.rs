@@ -27,6 +27,7 @@ pub const START_ROUNDS: u64 = 3;
 pub trait TableAccess: Send + Sync {
     /// Returns this worker's rank, from 0.
     fn worker(&self) -> usize;
+    /// Returns the description of all tables of the job.
     fn job(&self) -> &JobTables;
 
     /// Reads the rows of `ids`, one after another, `pull_width` numbers each. Ids may repeat.
@@ -85,6 +86,9 @@ pub trait RunControl: Send + Sync {
     /// Records that the gradients of this worker's steps up to this one are applied on all servers.
     /// The next requests carry this to the servers.
     fn completed(&self, step: u64);
+    /// Keeps a few numbers on the servers: this worker's state after a step, which its next process
+    /// finds in [`Progress::kept`]. They replace the last ones.
+    fn keep(&self, step: u64, state: &[u64]) -> Result<()>;
     /// Starts a run of the job. `base` steps were made before it. The tables contain this worker's
     /// steps up to `complete`, which equals `base` unless the worker was lost.
     fn begin_run(&self, base: u64, complete: u64) -> Result<()>;
@@ -125,16 +129,22 @@ pub trait TableAdmin: Send + Sync {
 /// The tables that a save or load concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tables {
+    /// All tables of the job.
     All,
+    /// The table of this number.
     One(u32),
 }
 
 /// The servers of a job, seen from one worker. Each part may be replaced, for example by a test.
 #[derive(Clone)]
 pub struct Servers {
+    /// Pulls and pushes.
     pub tables: Arc<dyn TableAccess>,
+    /// Barriers of the workers.
     pub barriers: Arc<dyn Barriers>,
+    /// Progress and restarts.
     pub run: Arc<dyn RunControl>,
+    /// Saves, loads and statistics.
     pub admin: Arc<dyn TableAdmin>,
 }
 
@@ -144,6 +154,7 @@ impl Servers {
         self.tables.worker()
     }
 
+    /// Returns the description of all tables of the job.
     pub fn job(&self) -> &JobTables {
         self.tables.job()
     }

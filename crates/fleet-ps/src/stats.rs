@@ -3,6 +3,7 @@
 /// Size of a table, and its activity since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
+    /// Rows; 0 for a dense table.
     pub row_count: u64,
     /// Ids that were seen but have no row yet.
     pub pending_count: u64,

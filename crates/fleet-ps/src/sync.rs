@@ -62,6 +62,7 @@ pub(crate) struct BarrierImage {
 }
 
 impl BarrierTable {
+    /// Returns barriers of `trainer_count` trainers, which must be at least 1.
     pub fn new(trainer_count: u32) -> Result<BarrierTable> {
         if trainer_count == 0 {
             return Err(Error::invalid("barrier without workers").expected("at least 1").got(0));
@@ -317,6 +318,7 @@ impl GlobalStep {
         self.0.store(count, std::sync::atomic::Ordering::Relaxed);
     }
 
+    /// Returns the number of steps of all trainers so far.
     pub fn count(&self) -> u64 {
         self.0.load(std::sync::atomic::Ordering::Relaxed)
     }

@@ -6,6 +6,8 @@ mod control;
 mod deaths;
 mod delays;
 mod durable;
+#[cfg(unix)]
+mod hdfs;
 mod remote;
 mod saves;
 mod trouble;

@@ -7,7 +7,7 @@ use fleet_ps::{
 };
 use std::path::PathBuf;
 
-const CLICK: u32 = 4;
+pub const CLICK: u32 = 4;
 
 /// A folder that is deleted at the end of the test.
 pub struct Folder(pub PathBuf);
@@ -28,7 +28,7 @@ impl Drop for Folder {
 }
 
 /// Rules with state: Adam for the dense table, Adagrad for rows; and click rows.
-fn tables(server_count: usize) -> JobTables {
+pub fn tables(server_count: usize) -> JobTables {
     let mut job = job(server_count, 1, false);
     for table in &mut job.tables {
         match table {
@@ -51,7 +51,7 @@ fn start(server_count: usize) -> LocalServers {
     LocalServers::new(&ServerTables::all(&tables(server_count)).unwrap(), 0).unwrap()
 }
 
-fn train(servers: &LocalServers, step: u64) {
+pub fn train(servers: &LocalServers, step: u64) {
     let ids: Vec<u64> = (0..60).map(|at| at * 3 + step).collect();
     let grads: Vec<f32> = (0..180).map(|at| (at % 7) as f32 - 3.0).collect();
     servers.push_sparse(SPARSE, None, Push::new(&ids, &grads[..120])).unwrap();
@@ -62,7 +62,7 @@ fn train(servers: &LocalServers, step: u64) {
 }
 
 /// Returns everything that a worker can see of all tables.
-fn look(servers: &LocalServers) -> (Vec<f32>, Vec<f32>, Vec<f32>, Vec<f32>, u64) {
+pub fn look(servers: &LocalServers) -> (Vec<f32>, Vec<f32>, Vec<f32>, Vec<f32>, u64) {
     let ids: Vec<u64> = (0..250).collect();
     let rows = |table: u32, width: usize| {
         let mut rows = vec![0.0; ids.len() * width];

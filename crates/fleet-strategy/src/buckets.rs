@@ -7,7 +7,9 @@ use fleet_tensor::DType;
 pub struct Item<'a> {
     /// The parameter's name.
     pub name: &'a str,
+    /// Size of the gradient in bytes.
     pub bytes: f64,
+    /// Element type of the gradient. A bucket has one type.
     pub dtype: DType,
 }
 

@@ -29,7 +29,9 @@ pub struct Plan {
     pub warnings: Vec<Problem>,
     /// The applied strategies, outermost first, then the optimizer.
     pub chain: Vec<&'static str>,
+    /// The trained parameters with the gradients that the updates use.
     pub params_grads: Vec<ParamGrad>,
+    /// The variable that holds the learning rate of the step.
     pub learning_rate: VarId,
     /// The rings over which the programs communicate.
     pub rings: Vec<RingSpec>,

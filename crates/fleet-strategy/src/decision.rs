@@ -6,9 +6,11 @@ use std::fmt;
 /// The outcome for a strategy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
+    /// The strategy that is decided about.
     pub strategy: StrategyId,
     /// The field of the strategy that requests it; empty if none does.
     pub field: String,
+    /// What happens to it.
     pub verdict: Verdict,
     /// One or more lines.
     pub reason: String,
@@ -17,8 +19,10 @@ pub struct Decision {
 /// Column of the reasons.
 const INDENT: usize = 29;
 
+/// What happens to a strategy or a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
+    /// It has an effect.
     Applied,
     /// Applicable, but nothing to do here.
     Idle,
@@ -31,6 +35,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// Returns the word that reports use.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Applied => "applied",
@@ -47,9 +52,11 @@ impl Verdict {
 pub struct Outcome {
     /// Its path, such as `amp_configs.decr_ratio`.
     pub path: String,
+    /// The assigned value as text.
     pub value: String,
     /// The strategy to which it belongs, if any.
     pub owner: Option<StrategyId>,
+    /// What happens to the field.
     pub verdict: Verdict,
     /// The reason; empty for a field that applies and belongs to no strategy.
     pub reason: String,

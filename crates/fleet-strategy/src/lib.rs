@@ -29,7 +29,7 @@ pub use fleet_config::*;
 pub use fleet_ops::Spread;
 pub use local_state::{LocalVar, local_state};
 pub use meta::StrategyId;
-pub use meta::amp::{LOSS_SCALE, SKIPPED_STEPS};
+pub use meta::amp::{BAD_STEPS, GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS};
 pub use meta::recompute::recompute_candidates;
 pub use options::build_options;
 pub use ranks::{Ranks, RingSpec};

@@ -17,7 +17,9 @@ use std::collections::HashSet;
 /// A variable with a different value on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalVar {
+    /// Name of the variable.
     pub name: String,
+    /// How its values pass to another number of ranks.
     pub spread: Spread,
 }
 

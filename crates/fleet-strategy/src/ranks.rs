@@ -5,7 +5,9 @@ use fleet_base::{Error, Result};
 /// The position of a process among the ranks of its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ranks {
+    /// Rank of this process, from 0.
     pub rank: usize,
+    /// Number of ranks of the job.
     pub count: usize,
     /// Ranks on one machine.
     pub per_node: usize,
@@ -17,6 +19,7 @@ impl Ranks {
         Ranks { rank, count, per_node: count }
     }
 
+    /// Sets the number of ranks on one machine.
     pub fn per_node(mut self, per_node: usize) -> Ranks {
         self.per_node = per_node;
         self
@@ -27,6 +30,7 @@ impl Ranks {
         self.count.div_ceil(self.per_node.max(1))
     }
 
+    /// Fails unless the rank is below the number of ranks, and machines have at least one.
     pub fn check(&self) -> Result<()> {
         if self.count == 0 || self.rank >= self.count || self.per_node == 0 {
             return Err(Error::invalid("invalid rank or size of a machine")
@@ -44,10 +48,15 @@ impl Ranks {
 /// `first`, each `stride` apart. The runtime that executes the program creates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingSpec {
+    /// The `ring_id` of the ops that use it.
     pub id: i64,
+    /// Name of the ring in messages.
     pub label: String,
+    /// The first member, as a rank of the job.
     pub first: usize,
+    /// Distance between members, in ranks of the job.
     pub stride: usize,
+    /// Number of members.
     pub nranks: usize,
     /// Rank of this process within the ring.
     pub rank: usize,

@@ -15,6 +15,7 @@ pub struct Rates {
     /// Samples per rank and step, if the program does not fix the number; [`BATCH_ASSUMED`] if it
     /// is not given.
     pub batch: Option<usize>,
+    /// Where the speeds come from.
     pub origin: Origin,
 }
 
@@ -25,8 +26,11 @@ pub const BATCH_ASSUMED: usize = 32;
 /// Origin of the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
+    /// Typical numbers, not those of these machines.
     Assumed,
+    /// Numbers from the user.
     Given,
+    /// Numbers measured on these machines.
     Measured,
 }
 
@@ -55,7 +59,9 @@ impl Rates {
 /// The ranks of a job, and the speeds of their machines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
+    /// The position of this process among the ranks.
     pub ranks: Ranks,
+    /// The speeds of the machines.
     pub rates: Rates,
 }
 

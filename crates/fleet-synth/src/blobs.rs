@@ -14,10 +14,13 @@ use crate::{expect_length, expect_within, part_seed};
 /// Number of classes and dimensions, and the best possible accuracy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlobsConfig {
+    /// Seed of means and samples.
     pub seed: u64,
+    /// Number of classes, 2 or more.
     pub class_count: usize,
     /// At least `class_count`.
     pub feature_count: usize,
+    /// Share of samples that the best classifier gets right.
     pub bayes_accuracy: f64,
 }
 
@@ -49,6 +52,7 @@ pub struct Blobs {
 }
 
 impl Blobs {
+    /// Returns the data set. Fails if a setting is out of range.
     pub fn new(config: BlobsConfig) -> Result<Blobs> {
         let classes = config.class_count as f64;
         expect_within("class count", classes, 2.0..1e6)?;
@@ -69,6 +73,7 @@ impl Blobs {
         Ok(Blobs { config, sample_seed, means, bayes_accuracy })
     }
 
+    /// Returns the settings.
     pub fn config(&self) -> &BlobsConfig {
         &self.config
     }

@@ -58,7 +58,9 @@ use crate::{PowerLaw, auc_expected, expect_length, expect_within, part_seed, uni
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct CtrConfig {
+    /// Seed of the model and of the samples.
     pub seed: u64,
+    /// Number of dense inputs.
     pub dense_count: usize,
     /// Rows of each slot.
     pub slot_rows: Vec<u32>,
@@ -160,8 +162,10 @@ impl CtrConfig {
 /// Numbering of ids: rows of one shared table, or rows of a table for each slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum IdSpace {
+    /// Slots have successive rows of one table.
     #[default]
     Global,
+    /// The ids of each slot start at 0.
     PerSlot,
 }
 
@@ -169,24 +173,30 @@ pub enum IdSpace {
 /// slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum IdOrder {
+    /// `[batch, slot]`.
     #[default]
     SampleMajor,
+    /// `[slot, batch]`.
     SlotMajor,
 }
 
 /// Numbering and layout of a batch's ids; the default is global ids, `[batch, slot]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct IdLayout {
+    /// Numbering of the ids.
     pub space: IdSpace,
+    /// Order of the dimensions.
     pub order: IdOrder,
 }
 
 /// Scores of the true probabilities on a range of samples. No model scores better in expectation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BestScores {
+    /// Area under the ROC curve.
     pub auc: f64,
     /// Mean cross-entropy in nats.
     pub log_loss: f64,
+    /// Share of samples with label 1.
     pub positive_rate: f64,
 }
 
@@ -248,14 +258,17 @@ impl Ctr {
         Ok(ctr)
     }
 
+    /// Returns the settings.
     pub fn config(&self) -> &CtrConfig {
         &self.config
     }
 
+    /// Returns the number of dense inputs.
     pub fn dense_count(&self) -> usize {
         self.beta.len()
     }
 
+    /// Returns the number of slots.
     pub fn slot_count(&self) -> usize {
         self.slots.len()
     }

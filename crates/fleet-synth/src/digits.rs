@@ -32,6 +32,7 @@ pub struct Digits {
 }
 
 impl Digits {
+    /// Returns the digits of a seed.
     pub fn new(seed: u64) -> Self {
         Digits { seed }
     }

@@ -18,9 +18,17 @@ pub enum MakeKind {
     /// Click logs: `dense_input`, `C1` .., `label`.
     Ctr(CtrConfig),
     /// Digits: `image` (784 floats, -1 to 1) and `label`.
-    Digits { seed: u64 },
-    /// Text: `tokens`, of which each record has `length`.
-    Text { config: TextConfig, length: usize },
+    Digits {
+        /// Seed of the images.
+        seed: u64,
+    },
+    /// Text: `tokens`.
+    Text {
+        /// Words and their probabilities.
+        config: TextConfig,
+        /// Number of tokens in a record.
+        length: usize,
+    },
     /// Gaussian classes: `x` and `label`.
     Blobs(BlobsConfig),
 }
@@ -28,9 +36,11 @@ pub enum MakeKind {
 /// File format of the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MakeFormat {
+    /// Fleet's text format of slots.
     MultiSlot,
     /// A header, and a column for every value.
     Csv,
+    /// One object per record, whose keys are slots.
     JsonLines,
     /// Grey images in a folder for each class; for digits only.
     Png,
@@ -57,11 +67,15 @@ pub enum MakeFormat {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Make {
+    /// The data set.
     pub kind: MakeKind,
+    /// Format of the files.
     pub format: MakeFormat,
     /// First row, of an endless stream. A test set takes rows after those of the training set.
     pub first_row: u64,
+    /// Number of rows.
     pub rows: u64,
+    /// Number of files that share the rows; 1 for images.
     pub shards: u64,
     /// Created if needed; existing files are never overwritten.
     pub folder: PathBuf,
@@ -75,7 +89,9 @@ fn not_images() -> Error {
 /// Result of [`Make::write`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Made {
+    /// The files, in the order of rows.
     pub files: Vec<PathBuf>,
+    /// The slots of the records.
     pub schema: Arc<Schema>,
     /// Known facts about the data: names and values.
     pub facts: Vec<(String, f64)>,

@@ -38,8 +38,11 @@ pub const IGNORED_TARGET: i64 = -100;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextConfig {
+    /// Seed of all words.
     pub seed: u64,
+    /// Number of distinct words.
     pub word_count: usize,
+    /// Number of classes of words.
     pub class_count: usize,
     /// Exponent of the words' power law.
     pub word_exponent: f64,
@@ -47,6 +50,7 @@ pub struct TextConfig {
     pub stay: f64,
     /// Probability that a token repeats the one `copy_distance` before it; 0 disables copying.
     pub copy_rate: f64,
+    /// Distance of a copied token, in tokens.
     pub copy_distance: usize,
     /// Noise words for each skip-gram pair.
     pub negative_count: usize,
@@ -104,6 +108,7 @@ pub struct Text {
 }
 
 impl Text {
+    /// Returns the data set. Fails if a setting is out of range.
     pub fn new(config: TextConfig) -> Result<Text> {
         check(&config)?;
         let law = PowerLaw::new(config.word_count as u64, config.word_exponent);
@@ -129,6 +134,7 @@ impl Text {
         })
     }
 
+    /// Returns the settings.
     pub fn config(&self) -> &TextConfig {
         &self.config
     }

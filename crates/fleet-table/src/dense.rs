@@ -41,7 +41,9 @@ pub enum DenseCut {
 /// A block of a dense table, on one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenseBlock {
+    /// Number of elements.
     pub len: usize,
+    /// Number of the server that has it.
     pub server: usize,
 }
 
@@ -74,6 +76,7 @@ impl DenseCut {
         self.ranges(total, server, server_count).iter().map(ExactSizeIterator::len).sum()
     }
 
+    /// Fails unless blocks add up to `total` numbers and are on servers of the job.
     pub fn check(&self, total: usize, server_count: usize) -> Result<()> {
         let DenseCut::Blocks(blocks) = self else { return Ok(()) };
         let sum = blocks.iter().try_fold(0usize, |sum, block| sum.checked_add(block.len));

@@ -24,16 +24,23 @@ pub enum Entry {
     Probability(f32),
     /// On first sight. The named variables of the program hold shows and clicks, which workers push
     /// with the gradients.
-    ShowClick { show: String, click: String },
+    ShowClick {
+        /// Name of the variable with the shows.
+        show: String,
+        /// Name of the variable with the clicks.
+        click: String,
+    },
 }
 
 impl Entry {
+    /// Returns the policy of admitting ids after `count` pulls. Fails for a negative count.
     pub fn count_filter(count: i64) -> Result<Entry> {
         u32::try_from(count).map(Entry::CountFilter).map_err(|_| {
             Error::invalid("invalid count_filter").expected("an integer >= 0").got(count)
         })
     }
 
+    /// Returns the policy of admitting ids at random. Fails unless the number is between 0 and 1.
     pub fn probability(probability: f32) -> Result<Entry> {
         if probability > 0.0 && probability < 1.0 {
             return Ok(Entry::Probability(probability));
@@ -41,6 +48,8 @@ impl Entry {
         Err(Error::invalid("invalid probability").expected("a number in (0, 1)").got(probability))
     }
 
+    /// Returns the policy of counting shows and clicks of these variables. Fails if a name is empty
+    /// or contains a colon.
     pub fn show_click(show: &str, click: &str) -> Result<Entry> {
         if show.is_empty() || click.is_empty() || show.contains(':') || click.contains(':') {
             return Err(Error::invalid("invalid show_name or click_name")
@@ -96,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_entries_are_refused_in_the_documented_words() {
+    fn senseless_entries_are_refused() {
         let check = |result: Result<Entry>, words: &str| {
             let error = result.unwrap_err().to_string();
             assert!(error.contains(words), "{error}");

@@ -6,7 +6,10 @@ pub enum Exchange {
     /// Workers push gradients, and servers update the parameters.
     Pushes(PushMode),
     /// Workers train locally, and exchange differences every `k_steps` steps.
-    Geo { k_steps: usize },
+    Geo {
+        /// Number of steps between two exchanges.
+        k_steps: usize,
+    },
 }
 
 /// When a worker that pushes gradients continues.
@@ -21,6 +24,7 @@ pub enum PushMode {
 }
 
 impl Exchange {
+    /// Returns the name of the mode: `sync`, `half-async`, `async` or `geo`.
     pub fn name(self) -> &'static str {
         match self {
             Exchange::Pushes(PushMode::Sync) => "sync",
@@ -30,10 +34,12 @@ impl Exchange {
         }
     }
 
+    /// Returns whether a step waits for the gradients of all workers.
     pub fn is_sync(self) -> bool {
         self == Exchange::Pushes(PushMode::Sync)
     }
 
+    /// Returns whether workers train locally and exchange differences.
     pub fn is_geo(self) -> bool {
         matches!(self, Exchange::Geo { .. })
     }

@@ -7,7 +7,9 @@ use std::collections::HashSet;
 /// The tables of a job, the same on every server and known to every worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobTables {
+    /// Number of servers.
     pub server_count: usize,
+    /// Number of workers.
     pub worker_count: usize,
     /// Whether pushes wait until all workers have sent their part of a step, so that the servers
     /// apply their mean once. A dense table takes the mean over the pushes. A sparse table divides
@@ -15,6 +17,7 @@ pub struct JobTables {
     /// divided: their gradients are sums over samples already. Otherwise each push is applied on
     /// receipt. Geo tables add at once in either case.
     pub sync: bool,
+    /// The tables, whose numbers differ.
     pub tables: Vec<TableConfig>,
 }
 
@@ -23,11 +26,15 @@ pub struct JobTables {
 pub enum TableConfig {
     /// Parameters laid end to end, divided among the servers.
     Dense {
+        /// Number of the table in the job.
         table_id: u32,
         /// Names of the parameters and their numbers of elements, on all servers.
         params: Vec<(String, usize)>,
+        /// The optimizer.
         rule: Rule,
+        /// What happens to gradients that are NaN or infinite.
         non_finite: NonFinite,
+        /// Cut and correction of late gradients.
         options: DenseOptions,
     },
     /// Rows by id; an id is on server `id mod server_count`.
@@ -35,12 +42,16 @@ pub enum TableConfig {
     /// Rows that workers train locally and exchange as differences.
     Geo(SparseConfig),
     /// Count of the steps of all workers, for learning rate schedules.
-    GlobalStep { table_id: u32 },
+    GlobalStep {
+        /// Number of the table in the job.
+        table_id: u32,
+    },
 }
 
 /// Options that few dense tables need.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DenseOptions {
+    /// How the table is divided among the servers.
     pub cut: DenseCut,
     /// Correct gradients for the changes since their worker read the parameters (DC-ASGD). Invalid
     /// in synchronous jobs, where there are no such changes.
@@ -48,6 +59,7 @@ pub struct DenseOptions {
 }
 
 impl TableConfig {
+    /// Returns the number of the table.
     pub fn table_id(&self) -> u32 {
         match self {
             TableConfig::Dense { table_id, .. } | TableConfig::GlobalStep { table_id } => *table_id,
@@ -72,6 +84,7 @@ impl TableConfig {
         }
     }
 
+    /// Returns the kind as statistics show it: `dense`, `sparse`, `geo` or `global step`.
     pub fn kind(&self) -> &'static str {
         match self {
             TableConfig::Dense { .. } => "dense",

@@ -15,7 +15,9 @@ use fleet_base::{Error, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
+    /// Gradient descent.
     Sgd(Sgd),
+    /// Gradient descent with momentum.
     Momentum(Momentum),
     /// The common Adagrad optimizer.
     Adagrad(Adagrad),
@@ -23,7 +25,9 @@ pub enum Rule {
     CtrAdagrad(CtrAdagrad),
     /// Like `CtrAdagrad`, with one sum per element.
     StdAdagrad(StdAdagrad),
+    /// Adam with moments per element.
     Adam(Adam),
+    /// Adam with one moment of each order per row, which takes less memory.
     SharedAdam(SharedAdam),
 }
 
@@ -38,6 +42,7 @@ const NOT_NEGATIVE: (f32, f32) = (0.0, f32::MAX);
 const POSITIVE: (f32, f32) = (f32::MIN_POSITIVE, f32::MAX);
 
 impl Rule {
+    /// Returns the name of the rule: `adam`.
     pub fn name(&self) -> &'static str {
         self.facts().0
     }
@@ -120,8 +125,10 @@ fn adam_parameters(lr: f32, beta1: f32, beta2: f32, epsilon: f32) -> Vec<Paramet
     ]
 }
 
+/// w -= lr g.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
+    /// Learning rate; 0.05 by default.
     pub lr: f32,
 }
 
@@ -131,10 +138,14 @@ impl Default for Sgd {
     }
 }
 
+/// v = mu v + g; w -= lr v, or lr (g + mu v) with Nesterov.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Momentum {
+    /// Learning rate; 0.05 by default.
     pub lr: f32,
+    /// Factor of the velocity; 0.9 by default.
     pub mu: f32,
+    /// Whether to look one step ahead; off by default.
     pub nesterov: bool,
 }
 
@@ -144,9 +155,12 @@ impl Default for Momentum {
     }
 }
 
+/// h += g²; w -= lr g / (√h + epsilon).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adagrad {
+    /// Learning rate; 0.05 by default.
     pub lr: f32,
+    /// Added to the root; 1e-6 by default.
     pub epsilon: f32,
     /// h of a new row.
     pub initial_accumulator: f32,
@@ -158,8 +172,10 @@ impl Default for Adagrad {
     }
 }
 
+/// s = g / shows; w -= lr s √(g0 / (g0 + g2)); then g2 += mean(s²).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CtrAdagrad {
+    /// Learning rate; 0.05 by default.
     pub lr: f32,
     /// g0: the scale of squared gradients at which steps get shorter.
     pub initial_g2sum: f32,
@@ -171,8 +187,10 @@ impl Default for CtrAdagrad {
     }
 }
 
+/// s = g / shows; w -= lr s √(g0 / (g0 + g2)); then g2 += s², element by element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StdAdagrad {
+    /// Learning rate; 0.05 by default.
     pub lr: f32,
     /// g0: the scale of squared gradients at which steps get shorter.
     pub initial_g2sum: f32,
@@ -184,11 +202,17 @@ impl Default for StdAdagrad {
     }
 }
 
+/// m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g²; w -= lr √(1 - b2^t) / (1 - b1^t) m / (√v +
+/// epsilon).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adam {
+    /// Learning rate; 0.001 by default.
     pub lr: f32,
+    /// Factor of the moving average of gradients; 0.9 by default.
     pub beta1: f32,
+    /// Factor of the moving average of squared gradients; 0.999 by default.
     pub beta2: f32,
+    /// Added to the root; 1e-8 by default.
     pub epsilon: f32,
     /// Whether epsilon is multiplied by √(1 - b2^t).
     pub epsilon_corrected: bool,
@@ -200,11 +224,16 @@ impl Default for Adam {
     }
 }
 
+/// Like [`Adam`], with the moments m and v of a row: the means over its elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharedAdam {
+    /// Learning rate; 0.001 by default.
     pub lr: f32,
+    /// Factor of the moving average of gradients; 0.9 by default.
     pub beta1: f32,
+    /// Factor of the moving average of squared gradients; 0.999 by default.
     pub beta2: f32,
+    /// Added to the root; 1e-8 by default.
     pub epsilon: f32,
 }
 

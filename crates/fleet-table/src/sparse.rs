@@ -24,15 +24,21 @@ pub struct SparseConfig {
     pub name: String,
     /// Weights of a row (of its embedding part in a click table).
     pub dim: usize,
+    /// The optimizer of the weights.
     pub rule: Rule,
+    /// The weights of a new row.
     pub initializer: Initializer,
+    /// What a row holds besides its weights, and which rows saves take.
     pub accessor: Accessor,
+    /// Which ids get a row.
     pub entry: Entry,
     /// Number of shards, each with a lock and its share of the ids.
     pub shard_count: usize,
+    /// Seed of the initial weights and of the entry policy.
     pub seed: u64,
     /// Range to which weights are clamped.
     pub weight_bounds: Option<[f32; 2]>,
+    /// What happens to gradients that are NaN or infinite.
     pub non_finite: NonFinite,
     /// Limit on the rows of the table. Further ids read as zeros, with an error.
     pub row_count_max: u64,
@@ -58,7 +64,9 @@ pub enum Accessor {
 pub struct CtrAccessor {
     /// Whether a pull starts with show and click (3 + dim columns instead of 1 + dim).
     pub pull_show_click: bool,
+    /// The optimizer of the weight of an id (its first column).
     pub embed_rule: Rule,
+    /// The initial weight of an id.
     pub embed_initializer: Initializer,
     /// Range to which the weight is clamped, if it is not the table's `weight_bounds`.
     pub embed_bounds: Option<[f32; 2]>,
@@ -66,6 +74,7 @@ pub struct CtrAccessor {
     pub show_scale: bool,
     /// Score = (show - click) nonclk_coeff + click click_coeff.
     pub nonclk_coeff: f32,
+    /// See `nonclk_coeff`.
     pub click_coeff: f32,
     /// Score from which an id gets an embedding.
     pub embedx_threshold: f32,
@@ -105,6 +114,7 @@ impl Default for CtrAccessor {
 }
 
 impl CtrAccessor {
+    /// Returns the score of a row with these counts.
     pub fn score(&self, show: f32, click: f32) -> f32 {
         (show - click) * self.nonclk_coeff + click * self.click_coeff
     }
@@ -179,6 +189,7 @@ impl SparseConfig {
         }
     }
 
+    /// Fails if a size, a range or a number of a rule is invalid.
     pub fn check(&self) -> Result<()> {
         let wrong = |what: &str, expected: String, got: String| {
             Err(Error::invalid(format!("invalid {what} of sparse table {}", self.table_id))

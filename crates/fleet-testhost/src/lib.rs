@@ -1,6 +1,7 @@
 //! Processes, terminals and networks for tests; never part of a release. The crate depends on no
 //! other of Fleet, so that the tests of any crate can use it.
 //!
+//! * [`hadoop`]: a double of a Hadoop client, which can fail.
 //! * [`process`]: the processes of a test, which run its own test binary.
 //! * [`mpirun`]: such processes as ranks of MPI.
 //! * [`nccl_double`]: a double of NCCL and the CUDA driver.
@@ -9,6 +10,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(unix)]
+pub mod hadoop;
 pub mod mpirun;
 pub mod nccl_double;
 pub mod process;

@@ -5,6 +5,7 @@ use crate::process;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+/// Variable with the path of the MPI library.
 pub const LIBRARY: &str = "FLEET_MPI_LIBRARY";
 /// Time limit in seconds: far more than any test needs, far less than a hang.
 const SECONDS_MAX: u32 = 300;
@@ -49,6 +50,7 @@ pub fn run(ranks: usize, test: &str, role: &str, environment: &[(&str, &str)]) -
     Some(output)
 }
 
+/// Returns what a process wrote to standard output and error.
 pub fn text(output: &Output) -> String {
     let out = String::from_utf8_lossy(&output.stdout);
     format!("{out}{}", String::from_utf8_lossy(&output.stderr))

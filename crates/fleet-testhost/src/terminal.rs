@@ -30,6 +30,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
+    /// Starts a command in a terminal of this many columns and 24 rows.
     pub fn start(command: &mut Command, columns: u16) -> std::io::Result<Terminal> {
         let master = open_master()?;
         pty::grantpt(&master)?;
@@ -59,6 +60,7 @@ impl Terminal {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Changes the number of columns.
     pub fn resize(&self, columns: u16) -> std::io::Result<()> {
         let mut stty = Command::new("stty");
         stty.args(["cols", &columns.to_string()]).stdin(self.end.try_clone()?).status().map(drop)
@@ -78,6 +80,7 @@ impl Terminal {
 /// Style of a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
+    /// Whether the text is dim.
     pub dim: bool,
     /// 1 red to 6 cyan; 0 is none.
     pub colour: u8,
@@ -94,6 +97,7 @@ pub struct Screen {
 }
 
 impl Screen {
+    /// Returns the screen after this output.
     pub fn of(bytes: &[u8], columns: usize) -> Screen {
         let (rows, style) = (vec![Vec::new()], Style::default());
         let mut screen = Screen { columns, rows, row: 0, column: 0, style };
@@ -122,6 +126,7 @@ impl Screen {
         lines
     }
 
+    /// Returns the cells, row by row.
     pub fn rows(&self) -> &[Vec<(char, Style)>] {
         &self.rows
     }

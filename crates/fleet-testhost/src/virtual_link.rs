@@ -4,6 +4,7 @@ use std::process::Command;
 
 /// Two namespaces with a link. Dropping it removes them.
 pub struct VirtualLink {
+    /// Names of the two namespaces.
     pub names: [String; 2],
 }
 
@@ -29,6 +30,7 @@ impl VirtualLink {
         Ok(link)
     }
 
+    /// Takes one end of the link down, so that no packet passes.
     pub fn take_down(&self) {
         ip(&["-n", &self.names[1], "link", "set", "cable", "down"])
             .expect("the link belongs to this test");

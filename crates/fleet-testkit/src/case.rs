@@ -8,6 +8,7 @@ use fleet_tensor::{DType, Layout};
 
 /// An op with inputs and attributes, to be run or differentiated.
 pub struct Case {
+    /// The op.
     pub def: &'static OpDef,
     inputs: Vec<(String, Vec<Value>)>,
     attrs: Vec<(String, Attr)>,
@@ -46,6 +47,7 @@ pub fn check_grad(
 }
 
 impl Case {
+    /// Returns a case without inputs and with default attributes.
     pub fn new(def: &'static OpDef) -> Case {
         Case {
             def,
@@ -78,11 +80,13 @@ impl Case {
         self.inputs(slot, vec![value.into()])
     }
 
+    /// Adds several variables to an input slot.
     pub fn inputs(mut self, slot: &str, values: Vec<Value>) -> Case {
         self.inputs.push((slot.to_string(), values));
         self
     }
 
+    /// Sets an attribute.
     pub fn attr(mut self, name: &str, value: impl Into<Attr>) -> Case {
         self.attrs.push((name.to_string(), value.into()));
         self
@@ -106,6 +110,7 @@ impl Case {
         self
     }
 
+    /// Seed of the program, for random ops.
     pub fn seed(self, seed: u64) -> Case {
         Case { seed, ..self }
     }
@@ -262,6 +267,7 @@ impl Outputs {
         self.one(slot).tensor().as_slice().expect("an f32 output")
     }
 
+    /// Iterates over the output slots with their variables.
     pub fn iter(&self) -> impl Iterator<Item = &(&'static str, Vec<Value>)> {
         self.0.iter()
     }

@@ -11,18 +11,23 @@ use std::slice;
 
 /// A program and the values of its variables.
 pub struct Machine {
+    /// The program.
     pub program: Program,
+    /// The ops that it may have.
     pub registry: Registry,
+    /// Values of its variables.
     pub values: HashMap<VarId, Value>,
     /// Requested layouts of outputs; row-major if not listed.
     pub layouts: HashMap<VarId, Layout>,
     /// Pairs (output slot, input slot) of the op under test that are one variable.
     pub same: Vec<(String, String)>,
+    /// Number of earlier runs, which random ops depend on.
     pub step: u64,
 }
 
 /// How to run an op.
 pub struct RunOptions<'a> {
+    /// The threads that share the work.
     pub pool: &'a Pool,
     /// Byte that fills the outputs and the scratch memory before the kernel runs.
     pub fill_byte: u8,
@@ -39,6 +44,7 @@ impl RunOptions<'_> {
 }
 
 impl Machine {
+    /// Returns a machine whose program may have one kind of op.
     pub fn new(def: &'static OpDef, seed: u64) -> Machine {
         let mut program = Program::new();
         program.set_seed(seed);

@@ -8,7 +8,9 @@ use fleet_tensor::{DType, Layout, Shape, SparseRows, Tensor, bf16, f16};
 /// The value of a variable.
 #[derive(Debug)]
 pub enum Value {
+    /// A dense tensor.
     Dense(Tensor),
+    /// Some rows of a matrix.
     Rows(SparseRows),
 }
 
@@ -34,10 +36,12 @@ impl Value {
         Tensor::from_slice(values, shape).expect("values fit the shape").into()
     }
 
+    /// A tensor of integers of 64 bits. Panics if the shape has another size.
     pub fn i64(shape: impl Into<Shape>, values: &[i64]) -> Value {
         Tensor::from_slice(values, shape).expect("values fit the shape").into()
     }
 
+    /// A tensor of integers of 32 bits. Panics if the shape has another size.
     pub fn i32(shape: impl Into<Shape>, values: &[i32]) -> Value {
         Tensor::from_slice(values, shape).expect("values fit the shape").into()
     }
@@ -102,6 +106,7 @@ impl Value {
         }
     }
 
+    /// Like [`Value::tensor`], for changes.
     pub fn tensor_mut(&mut self) -> &mut Tensor {
         match self {
             Value::Dense(tensor) => tensor,
@@ -109,6 +114,7 @@ impl Value {
         }
     }
 
+    /// Returns the type and shape.
     pub fn meta(&self) -> Meta {
         match self {
             Value::Dense(tensor) => Meta::dense(tensor.dtype(), *tensor.shape()),
@@ -120,6 +126,7 @@ impl Value {
         }
     }
 
+    /// Copies the value. Fails if there is no memory for it.
     pub fn try_clone(&self) -> Result<Value> {
         Ok(match self {
             Value::Dense(tensor) => tensor.try_clone()?.into(),

@@ -37,22 +37,29 @@ pub const COMMUNICATOR: [Setting; 9] = [
 ];
 
 impl Setting {
+    /// Number of gradients of a variable that are merged before they are sent.
     pub const MAX_MERGE_VAR_NUM: Setting =
         Setting::new("max_merge_var_num", names::FLAGS_COMMUNICATOR_MAX_MERGE_VAR_NUM);
+    /// Limit of gradients of a variable that wait to be sent.
     pub const SEND_QUEUE_SIZE: Setting =
         Setting::new("send_queue_size", names::FLAGS_COMMUNICATOR_SEND_QUEUE_SIZE);
+    /// Number of times that a sender waits for more gradients to merge.
     pub const SEND_WAIT_TIMES: Setting =
         Setting::new("send_wait_times", names::FLAGS_COMMUNICATOR_SEND_WAIT_TIMES);
+    /// Number of sender threads.
     pub const THREAD_POOL_SIZE: Setting = Setting {
         alternative: Some(names::FLAGS_RPC_SEND_THREAD_NUM),
         ..Setting::new("thread_pool_size", names::FLAGS_COMMUNICATOR_THREAD_POOL_SIZE)
     };
+    /// Whether parameters are received in a separate thread.
     pub const INDEPENDENT_RECV_THREAD: Setting =
         Setting::new("independent_recv_thread", names::FLAGS_COMMUNICATOR_INDEPENDENT_RECV_THREAD);
+    /// Number of gradients sent before parameters are received again.
     pub const MIN_SEND_GRAD_NUM_BEFORE_RECV: Setting = Setting::new(
         "min_send_grad_num_before_recv",
         names::FLAGS_COMMUNICATOR_MIN_SEND_GRAD_NUM_BEFORE_RECV,
     );
+    /// Whether the optimizer is plain SGD, so that updates may be merged.
     pub const IS_SGD_OPTIMIZER: Setting =
         Setting::without_field(names::FLAGS_COMMUNICATOR_IS_SGD_OPTIMIZER);
     /// Number of dense tables that are received at a time.

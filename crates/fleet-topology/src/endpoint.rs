@@ -18,10 +18,12 @@ use std::str::FromStr;
 pub struct Endpoint {
     /// Name or address; an IPv6 address has no brackets here.
     pub host: String,
+    /// TCP port.
     pub port: u16,
 }
 
 impl Endpoint {
+    /// Returns the endpoint of a host and a port.
     pub fn new(host: impl Into<String>, port: u16) -> Self {
         Endpoint { host: host.into(), port }
     }

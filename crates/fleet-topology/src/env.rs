@@ -21,6 +21,7 @@ use std::str::FromStr;
 pub struct Env(BTreeMap<String, String>);
 
 impl Env {
+    /// Returns an empty environment.
     pub fn new() -> Self {
         Env::default()
     }
@@ -35,6 +36,7 @@ impl Env {
             .collect())
     }
 
+    /// Returns the value of a variable, which may be empty.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
@@ -44,22 +46,27 @@ impl Env {
         self.get(name).map(str::trim).filter(|value| !value.is_empty())
     }
 
+    /// Sets a variable.
     pub fn set(&mut self, name: impl Into<String>, value: impl Into<String>) {
         self.0.insert(name.into(), value.into());
     }
 
+    /// Removes a variable, and returns its value.
     pub fn remove(&mut self, name: &str) -> Option<String> {
         self.0.remove(name)
     }
 
+    /// Iterates over the variables in alphabetical order, with their values.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
+    /// Returns the number of variables.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
+    /// Returns whether there are no variables.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

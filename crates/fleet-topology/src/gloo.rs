@@ -6,6 +6,7 @@ use fleet_base::{Error, Result};
 /// The members of the service and their rendezvous.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gloo {
+    /// The processes that use the service.
     pub members: GlooMembers,
     /// `None` if the service has no members and no rendezvous is configured.
     pub rendezvous: Option<Rendezvous>,
@@ -13,26 +14,38 @@ pub struct Gloo {
     pub job: Option<String>,
 }
 
+/// The processes that use the service (`PADDLE_WITH_GLOO`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GlooMembers {
+    /// No process.
     #[default]
     None,
+    /// The workers.
     Workers,
+    /// Workers and servers.
     All,
 }
 
+/// Where the members of the service find each other (`PADDLE_GLOO_RENDEZVOUS`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rendezvous {
+    /// A folder in HDFS.
     Hdfs {
+        /// Name of the file system.
         name: String,
+        /// User and password.
         ugi: String,
+        /// The folder.
         path: String,
     },
+    /// A folder that all machines share.
     File {
+        /// The folder.
         path: String,
     },
     /// Process 0 of each role listens here.
     Http {
+        /// The endpoint of process 0.
         endpoint: Endpoint,
     },
 }

@@ -39,14 +39,17 @@ pub(crate) enum Form {
 /// An environment variable of the list.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
+    /// Name in the environment.
     pub name: &'static str,
     /// The values that its readers accept.
     pub(crate) form: Form,
     /// Value used when the variable is absent; empty if there is no default.
     pub default: &'static str,
+    /// What the variable means, for `fleet env`.
     pub meaning: &'static str,
     /// The reason why a documented variable has no effect in Fleet.
     pub no_effect: Option<&'static str>,
+    /// The components that read it.
     pub readers: &'static [Reader],
     /// Whether the value must never be shown.
     pub secret: bool,
@@ -82,7 +85,8 @@ macro_rules! variables {
     ($($name:ident $(= $text:literal)?: [$($reader:ident),+] $(as $form:ident $(($of:expr))?)?,
        $(secret: $secret:literal,)? $(default: $default:literal,)? $meaning:literal
        $(, no effect: $no_effect:literal)?;)*) => {
-        $(pub const $name: &str = variables!(@first $($text,)? stringify!($name));)*
+        $(#[doc = concat!($meaning, ".")]
+        pub const $name: &str = variables!(@first $($text,)? stringify!($name));)*
 
         /// All variables.
         pub const VARIABLES: &[Variable] = &[$(Variable {
@@ -138,10 +142,12 @@ variables! {
     PADDLE_WITH_GLOO: [RoleMaker, Launcher] as OneOf(&["0", "1", "2"]), default: "0",
         "Groups of fleet.util: 0 and 1 workers; 2 also servers, and workers with servers";
     PADDLE_GLOO_RENDEZVOUS: [RoleMaker] as OneOf(&["1", "2", "3"]),
-        "Where processes meet without FLEET_STORE if PADDLE_WITH_GLOO is 1 or 2: 2 a file in \
-         PADDLE_GLOO_FS_PATH, 3 PADDLE_GLOO_HTTP_ENDPOINT, 1 (HDFS) at worker 0";
-    PADDLE_GLOO_FS_NAME: [RoleMaker], "HDFS name for rendezvous 1";
-    PADDLE_GLOO_FS_UGI: [RoleMaker], secret: true, "HDFS user and password for rendezvous 1";
+        "Where processes meet without FLEET_STORE if PADDLE_WITH_GLOO is 1 or 2: 1 a file in \
+         PADDLE_GLOO_FS_PATH of HDFS, 2 a file in PADDLE_GLOO_FS_PATH, 3 \
+         PADDLE_GLOO_HTTP_ENDPOINT";
+    PADDLE_GLOO_FS_NAME: [RoleMaker], "Address of HDFS for rendezvous 1: hdfs://HOST:PORT";
+    PADDLE_GLOO_FS_UGI: [RoleMaker], secret: true,
+        "USER,PASSWORD for rendezvous 1; visible in the arguments of hadoop while it runs";
     PADDLE_GLOO_FS_PATH: [RoleMaker], "Folder for rendezvous 1 and 2; all processes see it";
     PADDLE_GLOO_HTTP_ENDPOINT: [RoleMaker] as Endpoint,
         "HOST:PORT for rendezvous 3, where worker 0 hosts the store";
@@ -231,7 +237,8 @@ variables! {
          --silence_timeout)";
     FLAGS_LAUNCH_BARRIER: [Worker] as Switch, default: "1", "Workers wait until the servers listen";
     FLEET_SAVE_ROOT: [Server],
-        "The only folder in which servers save and load; by default any; same as --save_root";
+        "The only folder in which servers save and load, which may be remote; by default any; same \
+         as --save_root";
     FLEET_GRPC_PORT: [Server] as Port,
         "Port of the servers' gRPC services: control, health, reflection (feature grpc); 0: any \
          free port";
@@ -273,7 +280,7 @@ variables! {
     FLAGS_FUSE_PARAMETER_MEMORY_SIZE = "FLAGS_fuse_parameter_memory_size": [Worker] as Integer(-1),
         default: "32", "Strategy field fuse_grad_size_in_MB, the size of a bucket of gradients";
     FLAGS_FUSE_PARAMETER_GROUPS_SIZE = "FLAGS_fuse_parameter_groups_size": [Worker] as Integer(1),
-        default: "50", "Strategy field fuse_grad_size_in_TFLOPS, the layers in a bucket";
+        default: "50", "Strategy field fuse_grad_size_in_TFLOPS, the parameters in a bucket";
     FLAGS_SYNC_NCCL_ALLREDUCE = "FLAGS_sync_nccl_allreduce": [Worker] as Switch,
         "Strategy field sync_nccl_allreduce; 1: the computing thread sums gradients, without \
          overlap";
@@ -286,7 +293,7 @@ variables! {
     FLEET_OVERVIEW: [Worker] as OneOf(&["changed", "full", "none"]), default: "changed",
         "Rows of the strategy's overview that the first worker prints";
     // Documented settings for GPUs. NCCL itself reads those whose names start with `NCCL_`.
-    FLAGS_ENABLE_PARALLEL_GRAPH = "FLAGS_enable_parallel_graph": [RoleMaker] as Switch,
+    FLAGS_ENABLE_PARALLEL_GRAPH = "FLAGS_enable_parallel_graph": [Worker] as Switch,
         default: "0",
         "1: a worker uses its whole share of the cores where neither the strategy nor the program \
          gives a number of threads, even with CPU_NUM";

@@ -14,7 +14,10 @@ pub enum ProcessReport {
     /// A worker that takes part in the job and that the other workers need.
     Joined,
     /// A server that answers workers. Workers reject a restarted server that is not durable.
-    Serving { is_durable: bool },
+    Serving {
+        /// Whether the server keeps its tables on disk.
+        is_durable: bool,
+    },
     /// A server that writes its last snapshot, because the job is finished.
     Leaving,
     /// A process that has finished its work; the others no longer need it.
@@ -27,6 +30,7 @@ pub enum ProcessReport {
         is_final: bool,
         /// Whether the process is a server that has answered workers.
         has_served: bool,
+        /// The error.
         message: String,
     },
 }

@@ -16,6 +16,7 @@ use fleet_base::{Error, Result};
 pub struct Secret(String);
 
 impl Secret {
+    /// Returns the secret of a text of 16 to 512 visible ASCII characters. Errors do not show it.
     pub fn new(text: impl Into<String>) -> Result<Secret> {
         let text = text.into();
         let length = text.len();

@@ -8,16 +8,22 @@ use std::time::Duration;
 /// How the processes of a job cooperate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
+    /// Workers exchange gradients among themselves.
     Collective,
+    /// Servers hold the parameters; without servers, a process trains alone.
     ParameterServer,
 }
 
 /// The role of a process. The numbers are the documented ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
+    /// A process that trains.
     Worker = 1,
+    /// A process that holds parameters.
     Server = 2,
+    /// A worker with another kind of device.
     HeterWorker = 3,
+    /// A process that coordinates federated training.
     Coordinator = 5,
 }
 
@@ -32,6 +38,7 @@ impl Role {
         }
     }
 
+    /// Returns the role of a value of `TRAINING_ROLE`.
     pub fn from_env_name(name: &str) -> Option<Role> {
         let all = [Role::Worker, Role::Server, Role::HeterWorker, Role::Coordinator];
         all.into_iter().find(|role| role.env_name() == name)
@@ -53,13 +60,16 @@ impl fmt::Display for Role {
 /// A host and the ranks on it, all of the role of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
+    /// Name or address of the host.
     pub name: String,
+    /// The ranks on it, in ascending order.
     pub ranks: Vec<usize>,
 }
 
 /// The position of a process on its host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Local {
+    /// Rank among the processes of this role on the host, from 0.
     pub rank: usize,
     /// Devices of this process, chosen by the launcher; empty on a CPU.
     pub devices: Vec<String>,
@@ -72,21 +82,28 @@ pub struct Local {
 pub struct HeterStage {
     /// Number of the stage. Stage 1 belongs to the workers.
     pub id: usize,
+    /// Number of stages.
     pub count: usize,
     /// Number of processes in each stage.
     pub trainers: Vec<usize>,
+    /// Kind of device of the stage.
     pub device: String,
+    /// Endpoints of all heterogeneous workers.
     pub all: Vec<Endpoint>,
+    /// Endpoints of the next stage.
     pub next: Vec<Endpoint>,
+    /// Endpoints of the previous stage.
     pub previous: Vec<Endpoint>,
 }
 
 /// Job settings that `fleetrun` passes to each process in addition to its role and rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
+    /// Name of the job, which separates jobs that share a store.
     pub id: Option<String>,
     /// Endpoint of the job's key-value store (rendezvous).
     pub store: Option<Endpoint>,
+    /// The secret that processes of the job share.
     pub token: Option<Secret>,
     /// Whether the job needs no secret: any process of this machine may join it. All endpoints of
     /// such a job are loopback addresses. A job with a secret is not open.
@@ -202,30 +219,37 @@ impl Topology {
         Ok(self)
     }
 
+    /// How the processes of the job cooperate.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
+    /// The role of this process.
     pub fn role(&self) -> Role {
         self.role
     }
 
+    /// Whether this process trains.
     pub fn is_worker(&self) -> bool {
         self.role == Role::Worker
     }
 
+    /// Whether this process is a parameter server.
     pub fn is_server(&self) -> bool {
         self.role == Role::Server
     }
 
+    /// Whether this process is a heterogeneous worker.
     pub fn is_heter_worker(&self) -> bool {
         self.role == Role::HeterWorker
     }
 
+    /// Whether this process is a coordinator.
     pub fn is_coordinator(&self) -> bool {
         self.role == Role::Coordinator
     }
 
+    /// Whether this process is worker 0.
     pub fn is_first_worker(&self) -> bool {
         self.is_worker() && self.rank == 0
     }
@@ -250,10 +274,12 @@ impl Topology {
         self.rank
     }
 
+    /// Number of workers.
     pub fn worker_num(&self) -> usize {
         self.worker_num
     }
 
+    /// Number of servers; 0 if the process trains alone.
     pub fn server_num(&self) -> usize {
         self.servers.len()
     }
@@ -263,10 +289,12 @@ impl Topology {
         &self.workers
     }
 
+    /// Endpoints of the servers, by rank.
     pub fn server_endpoints(&self) -> &[Endpoint] {
         &self.servers
     }
 
+    /// Endpoints of the coordinators, by rank.
     pub fn coordinator_endpoints(&self) -> &[Endpoint] {
         &self.coordinators
     }
@@ -276,18 +304,22 @@ impl Topology {
         self.endpoint.as_ref()
     }
 
+    /// The position of this process on its host.
     pub fn local(&self) -> &Local {
         &self.local
     }
 
+    /// The stage of this process; `None` without heterogeneous workers.
     pub fn heter(&self) -> Option<&HeterStage> {
         self.heter.as_ref()
     }
 
+    /// Settings of the barrier and all-reduce service beside training.
     pub fn gloo(&self) -> &Gloo {
         &self.gloo
     }
 
+    /// Job settings that the launcher passed.
     pub fn job(&self) -> &Job {
         &self.job
     }

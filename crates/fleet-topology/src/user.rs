@@ -33,13 +33,19 @@ use fleet_base::{Error, Result};
 /// ```
 #[derive(Clone, Debug)]
 pub struct UserDefinedRoleMaker {
+    /// Whether workers exchange gradients among themselves, without servers.
     pub is_collective: bool,
+    /// Rank of this process in its role, from 0.
     pub current_id: usize,
+    /// Role of this process.
     pub role: Role,
     /// Number of workers. By default the number of worker endpoints, or 1 without any.
     pub worker_num: Option<usize>,
+    /// Endpoints of the workers, by rank.
     pub worker_endpoints: Vec<Endpoint>,
+    /// Endpoints of the servers, by rank.
     pub server_endpoints: Vec<Endpoint>,
+    /// The barrier and all-reduce service beside training.
     pub gloo: Gloo,
     /// Secret, store and further settings of the job.
     pub job: Job,

@@ -76,7 +76,8 @@ pub(crate) fn parts(
     ]
 }
 
-/// Returns the strategy without its `execution_strategy` section, in which ranks may differ.
+/// Returns the strategy without its `execution_strategy` section, in which ranks may differ, and
+/// without a password, which the text would reveal.
 pub(crate) fn strategy_text(strategy: &DistributedStrategy) -> String {
     let text = strategy.to_prototxt();
     let mut is_inside = false;
@@ -84,7 +85,7 @@ pub(crate) fn strategy_text(strategy: &DistributedStrategy) -> String {
         is_inside |= line.starts_with("execution_strategy {");
         let is_left_out = is_inside;
         is_inside &= *line != "}";
-        !is_left_out
+        !is_left_out && !line.trim_start().starts_with("passwd: ")
     };
     text.lines().filter(own).map(|line| format!("{line}\n")).collect()
 }
@@ -245,7 +246,16 @@ const SHOWN_BYTES: usize = 2048;
 
 #[cfg(test)]
 mod tests {
-    use super::{Disagreement, FirstDifference};
+    use super::{Disagreement, FirstDifference, strategy_text};
+    use fleet_strategy::{DistributedStrategy, FsClientParameter};
+
+    /// The text goes to the store, and its lines to error messages.
+    #[test]
+    fn the_text_of_a_strategy_has_no_password() {
+        let client = FsClientParameter::default().with_user("me").with_passwd("secret");
+        let text = strategy_text(&DistributedStrategy::new().with_fs_client_param(client));
+        assert!(text.contains("user: \"me\"") && !text.contains("secret"), "{text}");
+    }
 
     #[test]
     fn the_odd_ones_are_those_that_differ_from_most() {

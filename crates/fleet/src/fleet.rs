@@ -9,6 +9,7 @@
 //! get an error that names it and the operation that waited.
 
 use crate::connection::{Connection, job_token};
+use crate::hadoop;
 use crate::job_store::JobStore;
 use crate::membership;
 use crate::report::Reporter;
@@ -167,7 +168,8 @@ impl Fleet {
     pub fn init(topology: Topology, env: &Env) -> Result<Fleet> {
         fleet_base::signals::ignore_file_size_signal();
         let (env, reporter) = (env.clone(), Reporter::new(&topology));
-        let (servers, all, store) = (Link::default(), Link::default(), JobStore::default());
+        let (servers, all) = (Link::default(), Link::default());
+        let store = JobStore::new(hadoop::temporary(Some(&env)));
         if membership::started_by_mpi(&topology) {
             let (topology, world, membership) = membership::start_mpi(topology)?;
             let connection = Connection::over(world, &topology, membership, reporter.clone());

@@ -3,10 +3,12 @@
 //! `fleetrun` hosts the store of its jobs. Without it, worker 0 does: at the documented rendezvous
 //! of gloo if one is configured, else at its own endpoint.
 
+use crate::hadoop;
 use fleet_base::file::AtomicFile;
-use fleet_base::output::note;
+use fleet_base::fs::{CommandFs, FileSystem, joined};
 use fleet_base::sync::lock;
-use fleet_base::{Error, Result};
+use fleet_base::temporary::TemporaryFolder;
+use fleet_base::{Error, ErrorKind, Result};
 use fleet_net::{Limits, Log, StoreClient, StoreServer, Token, Vigilance, resolve};
 use fleet_topology::{Endpoint, GlooMembers, Rendezvous, Topology};
 use std::fs;
@@ -16,20 +18,22 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 /// The store, if this process hosts it.
-#[derive(Default)]
-pub(crate) struct JobStore(Mutex<Option<Hosted>>);
+pub(crate) struct JobStore {
+    hosted: Mutex<Option<Hosted>>,
+    /// Folder for temporary folders.
+    temporary: PathBuf,
+}
 
 struct Hosted {
     server: StoreServer,
-    /// The file with the store's endpoint.
-    file: Option<PathBuf>,
+    file: Option<EndpointFile>,
 }
 
 impl Drop for Hosted {
     /// Removes the file, so that a later job of the same name does not read it.
     fn drop(&mut self) {
         if let Some(file) = &self.file {
-            let _ = fs::remove_file(file);
+            file.remove();
         }
     }
 }
@@ -37,33 +41,48 @@ impl Drop for Hosted {
 /// Where processes find the store.
 enum Place {
     At(Endpoint),
-    /// A file that the host writes, with the endpoint.
-    Named(PathBuf),
+    Named(EndpointFile),
+}
+
+/// The file with the endpoint of a store, in a folder that all processes see. The host writes it.
+enum EndpointFile {
+    Local(PathBuf),
+    Hdfs {
+        fs: CommandFs,
+        folder: String,
+        name: String,
+        /// Folder for the temporary folder of a copy.
+        temporary: PathBuf,
+    },
 }
 
 /// Time for one attempt at the endpoint in a file, which may be that of an earlier job.
 const ATTEMPT_TIME: Duration = Duration::from_secs(2);
-/// Interval between two looks at the file.
+/// Interval between two looks at a local file.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval between two looks at a file in HDFS; each starts a Java program.
+const POLL_INTERVAL_HDFS: Duration = Duration::from_secs(1);
 /// An endpoint is far shorter; a longer file is another one.
 const FILE_BYTES_MAX: u64 = 4096;
 
 impl JobStore {
+    /// `temporary` is the folder for temporary folders.
+    pub(crate) fn new(temporary: &str) -> JobStore {
+        JobStore { hosted: Mutex::new(None), temporary: temporary.into() }
+    }
+
     /// Starts the store if this process is its host and has not done so yet. Returns whether it is
     /// the host.
     pub(crate) fn host(&self, topology: &Topology, token: &Token) -> Result<bool> {
-        let mut hosted = lock(&self.0);
+        let mut hosted = lock(&self.hosted);
         let is_host = topology.job().store.is_none() && topology.is_first_worker();
         if hosted.is_some() || !is_host {
             return Ok(is_host);
         }
-        if let Some(Rendezvous::Hdfs { .. }) = configured(topology) {
-            note("processes meet at worker 0: the rendezvous on HDFS has no effect");
-        }
         let bind = |host: &str, port: u16| {
             StoreServer::bind((host, port), token, Vigilance::default(), Log::stderr())
         };
-        *hosted = Some(match place(topology)? {
+        *hosted = Some(match self.place(topology)? {
             Place::At(endpoint) => {
                 Hosted { server: bind(&endpoint.host, endpoint.port)?, file: None }
             }
@@ -72,13 +91,8 @@ impl JobStore {
                 let host = own.map_or("127.0.0.1", |own| own.host.as_str());
                 let server = bind(host, 0)?;
                 let endpoint = Endpoint::new(host, server.address().port());
-                if let Some(folder) = file.parent() {
-                    fs::create_dir_all(folder)
-                        .map_err(|error| Error::io("create", folder, &error))?;
-                }
-                let hosted = Hosted { server, file: Some(file.clone()) };
-                AtomicFile::create(&file)?.commit_with(endpoint.to_string().as_bytes())?;
-                hosted
+                file.write(&endpoint).map_err(|error| error.at(file.path()))?;
+                Hosted { server, file: Some(file) }
             }
         });
         Ok(true)
@@ -91,38 +105,43 @@ impl JobStore {
         token: &Token,
         limits: &Limits,
     ) -> Result<(StoreClient, SocketAddr)> {
-        let own = lock(&self.0).as_ref().map(|hosted| hosted.server.address());
-        let address = match (own, place(topology)?) {
+        let own = lock(&self.hosted).as_ref().map(|hosted| hosted.server.address());
+        let address = match (own, self.place(topology)?) {
             (Some(own), _) => own,
             (None, Place::At(endpoint)) => resolve(&endpoint.to_string())?,
-            (None, Place::Named(file)) => return find(&file, token, limits),
+            (None, Place::Named(file)) => return find(&file, topology, token, limits),
         };
         Ok((StoreClient::connect(address, token, limits)?, address))
     }
-}
 
-/// Returns where the processes of a job find its store.
-fn place(topology: &Topology) -> Result<Place> {
-    let (job, gloo) = (topology.job(), topology.gloo());
-    if let Some(store) = &job.store {
-        return Ok(Place::At(store.clone()));
-    }
-    match configured(topology) {
-        Some(Rendezvous::Http { endpoint }) => return Ok(Place::At(endpoint.clone())),
-        Some(Rendezvous::File { path }) => {
-            let job = gloo.job.as_deref().or(job.id.as_deref()).unwrap_or("job");
-            return Ok(Place::Named(Path::new(path).join(file_name(job))));
+    /// Returns where the processes of a job find its store.
+    fn place(&self, topology: &Topology) -> Result<Place> {
+        let (job, gloo) = (topology.job(), topology.gloo());
+        if let Some(store) = &job.store {
+            return Ok(Place::At(store.clone()));
         }
-        Some(Rendezvous::Hdfs { .. }) | None => {}
+        let name = || file_name(gloo.job.as_deref().or(job.id.as_deref()).unwrap_or("job"));
+        match configured(topology) {
+            Some(Rendezvous::Http { endpoint }) => return Ok(Place::At(endpoint.clone())),
+            Some(Rendezvous::File { path }) => {
+                return Ok(Place::Named(EndpointFile::Local(Path::new(path).join(name()))));
+            }
+            Some(Rendezvous::Hdfs { name: uri, ugi, path }) => {
+                let (fs, folder) = (hadoop::of_rendezvous(uri, ugi), path.clone());
+                let (name, temporary) = (name(), self.temporary.clone());
+                return Ok(Place::Named(EndpointFile::Hdfs { fs, folder, name, temporary }));
+            }
+            None => {}
+        }
+        topology.worker_endpoints().first().cloned().map(Place::At).ok_or_else(|| {
+            Error::invalid("no rendezvous endpoint for the ranks of this job")
+                .expected("FLEET_STORE=HOST:PORT, or PADDLE_TRAINER_ENDPOINTS")
+                .help(
+                    "start the job with fleetrun, or set worker_endpoints or store of \
+                     UserDefinedRoleMaker",
+                )
+        })
     }
-    topology.worker_endpoints().first().cloned().map(Place::At).ok_or_else(|| {
-        Error::invalid("no rendezvous endpoint for the ranks of this job")
-            .expected("FLEET_STORE=HOST:PORT, or PADDLE_TRAINER_ENDPOINTS")
-            .help(
-                "start the job with fleetrun, or set worker_endpoints or store of \
-                 UserDefinedRoleMaker",
-            )
-    })
 }
 
 /// Returns the rendezvous of gloo, if it is on.
@@ -134,34 +153,116 @@ fn configured(topology: &Topology) -> Option<&Rendezvous> {
 /// Returns the name of a job's file in the rendezvous folder.
 fn file_name(job: &str) -> String {
     let fine = |c: char| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '_' };
-    format!("fleet-store-{}", job.chars().map(fine).collect::<String>())
+    format!("{PREFIX}-{}", job.chars().map(fine).collect::<String>())
 }
 
+/// Beginning of the names of files and temporary folders.
+const PREFIX: &str = "fleet-store";
+
 /// Waits for the file with the store's endpoint and for the store.
-fn find(file: &Path, token: &Token, limits: &Limits) -> Result<(StoreClient, SocketAddr)> {
+fn find(
+    file: &EndpointFile,
+    topology: &Topology,
+    token: &Token,
+    limits: &Limits,
+) -> Result<(StoreClient, SocketAddr)> {
     let mut last = Error::unavailable("the file with the endpoint of the job's store is missing")
         .help("worker 0 writes it; all processes must see the folder");
     loop {
-        if let Some(address) = read(file)? {
-            match StoreClient::connect(address, token, &limits.at_most(ATTEMPT_TIME)) {
-                Ok(store) => return Ok((store, address)),
-                Err(error) => last = error,
+        if file.exists()? {
+            match file.read() {
+                Ok(address) => {
+                    check_open(topology, address)?;
+                    match StoreClient::connect(address, token, &limits.at_most(ATTEMPT_TIME)) {
+                        Ok(store) => return Ok((store, address)),
+                        // It may be the file of an earlier job, which the host replaces.
+                        Err(error) => last = error,
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Unavailable => last = error,
+                Err(error) => return Err(error.at(file.path())),
             }
         }
         if limits.deadline.is_past(fleet_net::Time::now()) {
-            return Err(last.at(file.display()));
+            return Err(last.at(file.path()));
         }
-        limits.abort.sleep(POLL_INTERVAL)?;
+        limits.abort.sleep(file.poll_interval())?;
     }
 }
 
-/// Reads the endpoint; `None` if there is no file yet.
-fn read(file: &Path) -> Result<Option<SocketAddr>> {
-    if !file.exists() {
-        return Ok(None);
+/// Refuses an address outside this machine in an open job, which has no secret.
+fn check_open(topology: &Topology, address: SocketAddr) -> Result<()> {
+    match topology.job().open && !address.ip().is_loopback() {
+        false => Ok(()),
+        true => Err(Error::invalid("an open job has loopback addresses only")
+            .expected("127.0.0.1, ::1 or localhost for the store")
+            .got(address)),
     }
-    let bytes = fleet_base::input::read(file, "the endpoint of a store", FILE_BYTES_MAX)?;
-    let text = String::from_utf8_lossy(&bytes);
-    let endpoint: Endpoint = text.trim().parse().map_err(|e: Error| e.at(file.display()))?;
-    resolve(&endpoint.to_string()).map(Some)
+}
+
+impl EndpointFile {
+    fn path(&self) -> String {
+        match self {
+            EndpointFile::Local(path) => path.display().to_string(),
+            EndpointFile::Hdfs { folder, name, .. } => joined(folder, name),
+        }
+    }
+
+    fn poll_interval(&self) -> Duration {
+        match self {
+            EndpointFile::Local(_) => POLL_INTERVAL,
+            EndpointFile::Hdfs { .. } => POLL_INTERVAL_HDFS,
+        }
+    }
+
+    /// Writes the file, which appears whole.
+    fn write(&self, endpoint: &Endpoint) -> Result<()> {
+        let bytes = endpoint.to_string().into_bytes();
+        match self {
+            EndpointFile::Local(path) => {
+                if let Some(folder) = path.parent() {
+                    fs::create_dir_all(folder)
+                        .map_err(|error| Error::io("create", folder, &error))?;
+                }
+                AtomicFile::create(path)?.commit_with(&bytes)
+            }
+            EndpointFile::Hdfs { fs, folder, name, temporary } => {
+                let staged = TemporaryFolder::new(temporary, PREFIX)?;
+                let path = staged.path().join(name);
+                fleet_base::file::write_file(&path, &bytes)?;
+                fs.mkdirs(folder)?;
+                fs.upload(&[&path], folder)
+            }
+        }
+    }
+
+    fn exists(&self) -> Result<bool> {
+        match self {
+            EndpointFile::Local(path) => Ok(path.exists()),
+            EndpointFile::Hdfs { fs, .. } => fs.exists(&self.path()),
+        }
+    }
+
+    fn read(&self) -> Result<SocketAddr> {
+        let read =
+            |path: &Path| fleet_base::input::read(path, "the endpoint of a store", FILE_BYTES_MAX);
+        let bytes = match self {
+            EndpointFile::Local(path) => read(path)?,
+            EndpointFile::Hdfs { fs, name, temporary, .. } => {
+                let copy = TemporaryFolder::new(temporary, PREFIX)?;
+                fs.download(&[&self.path()], copy.path())?;
+                read(&copy.path().join(name))?
+            }
+        };
+        let endpoint: Endpoint = String::from_utf8_lossy(&bytes).trim().parse()?;
+        resolve(&endpoint.to_string())
+    }
+
+    /// Removes the file. One that stays is harmless: the next host replaces it.
+    fn remove(&self) {
+        match self {
+            EndpointFile::Local(path) => drop(fs::remove_file(path)),
+            EndpointFile::Hdfs { fs, .. } => drop(fs.delete(&self.path())),
+        }
+    }
 }

@@ -41,6 +41,7 @@ mod explain;
 mod feed_layout;
 mod fit;
 mod fleet;
+mod hadoop;
 mod job_store;
 mod membership;
 pub mod metrics;
@@ -178,10 +179,10 @@ pub mod ops {
 pub mod strategy {
     pub use fleet_strategy::{
         AdaptiveLocalSgdConfig, AmpConfig, AsyncConfig, BuildStrategy, CtrAccessorParameter,
-        DgcConfig, DistributedStrategy, ExecutionStrategy, GradientMergeConfig, LambConfig,
-        LarsConfig, LocalSgdConfig, LocalVar, Notices, RecomputeConfig, Spread, StrategyForm,
-        StrategySource, TableAccessorParameter, TableParameter, TrainerDescConfig, Value, Written,
-        cost, local_state, validate,
+        DgcConfig, DistributedStrategy, ExecutionStrategy, FsClientParameter, GradientMergeConfig,
+        LambConfig, LarsConfig, LocalSgdConfig, LocalVar, Notices, RecomputeConfig, Spread,
+        StrategyForm, StrategySource, TableAccessorParameter, TableParameter, TrainerDescConfig,
+        Value, Written, cost, local_state, validate,
     };
 }
 
@@ -226,7 +227,7 @@ pub mod ps {
     pub use fleet_ps::{
         Accessor, Arrival, Barriers, CommunicatorOptions, CommunicatorStats, CtrAccessor,
         DenseConfig, Durability, Entry, Ids, Initializer, JobTables, LocalServers, NonFinite,
-        PullMode, Push, Rule, RunControl, START_ROUNDS, SaveFormat, SaveMode, SavedTable,
+        PullMode, Push, Rule, RunControl, START_ROUNDS, SaveFormat, SaveFs, SaveMode, SavedTable,
         ServerTables, Servers, SparseConfig, Step, TableAccess, TableAdmin, TableConfig,
         TableIndex, TableStats, Tables, UniqueIds, WorkerSeen,
     };

@@ -7,14 +7,19 @@
 //! The ending of the path chooses the format: `.safetensors` and `.npz` are one file, which other
 //! programs read and write, any other path is a folder with checksums over every byte. A `.npz`
 //! file, and a file of another program, has no step; loading it sets the step to 0.
+//!
+//! Floats of another width are converted to the type of the variable, and a note on the standard
+//! error names the file, the variable and the types: NumPy computes in f64 unless told otherwise.
+//! Integers are not converted, since they are rarely meant as parameters.
 
+use fleet_base::output::note;
 use fleet_base::{Error, Result, text};
 use fleet_exec::Scope;
 use fleet_format::{Checkpoint, Meta, load_tensors, load_vars as read_vars, save_tensors};
 use fleet_ir::{Program, Var};
 use fleet_ops::Registry;
 use fleet_passes::in_single_precision;
-use fleet_tensor::Tensor;
+use fleet_tensor::{DType, Tensor};
 use std::path::Path;
 
 /// Saves every variable of `program` that lives in the scope, and the scope's step.
@@ -298,12 +303,12 @@ pub(crate) fn save_named(path: &Path, scope: &Scope, names: &[&str]) -> Result<(
     save_tensors(path, tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)), &meta)
 }
 
-/// Checks all of `wanted` and then puts them into the scope.
+/// Checks all of `wanted`, converts floats, and then puts them into the scope.
 fn put(
     path: &Path,
     program: &Program,
     scope: &mut Scope,
-    checkpoint: Checkpoint,
+    mut checkpoint: Checkpoint,
     wanted: &[&str],
 ) -> Result<()> {
     let held: Vec<&str> = checkpoint.tensors.iter().map(|(name, _)| name.as_str()).collect();
@@ -314,21 +319,19 @@ fn put(
                 .at(path.display()));
         }
     }
-    for (name, tensor) in &checkpoint.tensors {
+    let mut converted = Vec::new();
+    for (name, tensor) in &mut checkpoint.tensors {
         let Some(id) = program.find_var(name) else { continue };
         let var = program.var(id);
-        if var.dtype != tensor.dtype() || !var.shape.agrees(tensor.shape()) {
-            let error = Error::invalid(format!(
-                "variable '{name}' of the checkpoint has another type or shape"
-            ))
-            .expected(format!("{}{}", var.dtype, var.shape))
-            .got(format!("{}{}", tensor.dtype(), tensor.shape()))
-            .at(path.display());
-            return Err(match tensor.dtype() == var.dtype {
-                true => error,
-                false => error.help("convert it before it is saved: astype in NumPy"),
-            });
+        check(var, tensor).map_err(|error| error.at(path.display()))?;
+        if tensor.dtype() != var.dtype && wanted.contains(&name.as_str()) {
+            let made = convert(var, tensor).map_err(|error| error.at(path.display()))?;
+            converted.push((name.clone(), tensor.dtype(), var.dtype));
+            *tensor = made;
         }
+    }
+    if let Some(text) = conversion_note(path, &converted) {
+        note(text);
     }
     for (name, tensor) in checkpoint.tensors {
         if wanted.contains(&name.as_str()) {
@@ -342,4 +345,126 @@ fn put(
         }
     }
     Ok(())
+}
+
+/// Checks that a tensor of a file can be the value of a variable.
+fn check(var: &Var, tensor: &Tensor) -> Result<()> {
+    let (dtype, name) = (tensor.dtype(), &var.name);
+    let fits = dtype == var.dtype || dtype.is_float() && var.dtype.is_float();
+    if fits && var.shape.agrees(tensor.shape()) {
+        return Ok(());
+    }
+    let error =
+        Error::invalid(format!("variable '{name}' of the checkpoint has another type or shape"))
+            .expected(format!("{}{}", var.dtype, var.shape))
+            .got(format!("{dtype}{}", tensor.shape()));
+    Err(match fits {
+        true => error,
+        false => error.help(
+            "convert it before it is saved, in NumPy by astype: only floats are converted at load",
+        ),
+    })
+}
+
+/// Converts the floats of a file to the type of a variable.
+fn convert(var: &Var, tensor: &Tensor) -> Result<Tensor> {
+    let made = tensor.cast(var.dtype)?;
+    let (before, after) = (tensor.cast(DType::F64)?, made.cast(DType::F64)?);
+    let (before, after) = (before.as_slice::<f64>()?, after.as_slice::<f64>()?);
+    let mut pairs = before.iter().zip(after);
+    match pairs.position(|(before, after)| before.is_finite() && !after.is_finite()) {
+        None => Ok(made),
+        Some(index) => Err(Error::invalid(format!(
+            "element {index} of variable '{}' is out of range of {}",
+            var.name, var.dtype
+        ))
+        .got(format!("{:e}", before[index]))),
+    }
+}
+
+/// Returns the note about variables that were converted: (name, type in the file, new type).
+fn conversion_note(path: &Path, converted: &[(String, DType, DType)]) -> Option<String> {
+    let ((name, from, to), others) = converted.split_first()?;
+    let more = match others.len() {
+        0 => String::new(),
+        count => format!(", and {}", text::counted(count, "more variable")),
+    };
+    Some(format!("{}: converted variable '{name}' from {from} to {to}{more}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Session;
+    use fleet_exec::ExecOptions;
+    use fleet_nn::Net;
+    use fleet_nn::optimizer::Sgd;
+
+    const NAMES: [&str; 2] = ["fc_0.b_0", "fc_0.w_0"];
+
+    fn session() -> Session {
+        let net = Net::new();
+        let x = net.data("x", [-1, 2], DType::F32);
+        net.minimize(x.fc(1).mean(), Sgd::new(0.1)).unwrap();
+        Session::new(net.build().unwrap(), ExecOptions::default()).unwrap()
+    }
+
+    /// Loads a bias and weights of a type from a file with this ending; returns both as f32.
+    fn load(ending: &str, dtype: DType, values: [f64; 3]) -> Result<Vec<f32>> {
+        let file = format!("fleet-convert-{}-{dtype}.{ending}", std::process::id());
+        let file = std::env::temp_dir().join(file);
+        let (bias, weights) = values.split_at(1);
+        let tensors = [
+            Tensor::from_slice(bias, [1])?.cast(dtype)?,
+            Tensor::from_slice(weights, [2, 1])?.cast(dtype)?,
+        ];
+        save_tensors(&file, NAMES.into_iter().zip(&tensors), &Meta::default())?;
+        let mut session = session();
+        let before = NAMES.map(|name| session.scope.tensor(name).unwrap().to_vec::<f32>().unwrap());
+        let loaded = load_params(&file, &session.programs.main, &mut session.scope);
+        std::fs::remove_file(&file).ok();
+        let after = NAMES.map(|name| session.scope.tensor(name).unwrap().to_vec::<f32>().unwrap());
+        loaded.inspect_err(|error| {
+            assert!(error.to_string().contains(ending), "{error}");
+            assert_eq!(before, after, "a failed load changes nothing");
+        })?;
+        Ok(after.concat())
+    }
+
+    #[test]
+    fn floats_of_other_widths_are_converted() {
+        for ending in ["npz", "safetensors"] {
+            let values = [0.1, -2.5, 0.0];
+            assert_eq!(load(ending, DType::F64, values).unwrap(), [0.1f32, -2.5, 0.0]);
+            let half = load(ending, DType::F16, values).unwrap();
+            assert_eq!(half, [fleet_tensor::f16::from_f64(0.1).to_f32(), -2.5, 0.0]);
+            let infinite = load(ending, DType::F64, [f64::INFINITY, 0.0, 0.0]).unwrap();
+            assert_eq!(infinite[0], f32::INFINITY);
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_and_integers_are_refused() {
+        let error = load("npz", DType::F64, [0.0, 1.0, 1e39]).unwrap_err().to_string();
+        assert!(
+            error.contains("element 1 of variable 'fc_0.w_0' is out of range of f32"),
+            "{error}"
+        );
+        for dtype in [DType::I64, DType::U8, DType::Bool] {
+            let error = load("safetensors", dtype, [1.0; 3]).unwrap_err().to_string();
+            assert!(error.contains("expected f32[1], got"), "{error}");
+            assert!(error.contains("help: ") && error.contains("astype"), "{error}");
+        }
+    }
+
+    #[test]
+    fn one_note_names_file_variable_and_types() {
+        let one = ("w".to_string(), DType::F64, DType::F32);
+        let note = |converted: &[_]| conversion_note(Path::new("p.npz"), converted);
+        assert_eq!(note(&[]), None);
+        let text = "p.npz: converted variable 'w' from f64 to f32";
+        assert_eq!(note(std::slice::from_ref(&one)).unwrap(), text);
+        let more = [one.clone(), one.clone(), one];
+        assert_eq!(note(&more).unwrap(), format!("{text}, and 2 more variables"));
+    }
 }

@@ -1,9 +1,9 @@
 //! Helpers for communication between the processes of a job: `fleet.util`.
 
 use crate::terminal::Printer;
-use crate::{CommWorld, Fleet};
+use crate::{CommWorld, Fleet, hadoop};
 use fleet_base::Result;
-use fleet_base::fs::{CommandFs, FileSystem, LocalFs};
+use fleet_base::fs::{FileSystem, LocalFs};
 use fleet_comm::ReduceOp;
 use fleet_topology::Rendezvous;
 
@@ -85,11 +85,10 @@ impl Util<'_> {
     /// # Ok::<(), fleet::Error>(())
     /// ```
     pub fn get_fs(&self) -> Box<dyn FileSystem> {
-        let Some(Rendezvous::Hdfs { name, ugi, .. }) = &self.0.topology().gloo().rendezvous else {
-            return Box::new(LocalFs);
-        };
-        let (user, password) = ugi.split_once(',').unwrap_or((ugi, ""));
-        Box::new(CommandFs::new("hadoop").uri(name).user(user, password))
+        match &self.0.topology().gloo().rendezvous {
+            Some(Rendezvous::Hdfs { name, ugi, .. }) => Box::new(hadoop::of_rendezvous(name, ugi)),
+            _ => Box::new(LocalFs),
+        }
     }
 
     /// Returns this worker's share of the files. Shares are contiguous, and the first workers take

@@ -422,6 +422,45 @@ fn geo_alone_is_local_training() {
     }
 }
 
+/// A restarted worker of GEO, whose program has the learning rates, resumes their schedule.
+#[test]
+fn a_restarted_geo_worker_resumes_its_schedule() {
+    let strategy = DistributedStrategy::new().use_geo(1);
+    let place = Place { worker: 0, worker_count: 1, server_count: 2, half_async: false };
+    // The rate is 0 after five steps.
+    let optimizer = Sgd::new(LrSchedule::piecewise([5], [0.1, 0.0])).into();
+    let job = || {
+        let net = network();
+        let loss = build(&net);
+        let job = ServerJob::minimize(&net, loss, &optimizer, None, &strategy, place).unwrap();
+        (net.build().unwrap(), job)
+    };
+    let servers = ServerTables::all(&job().1.tables).unwrap();
+    let start = || {
+        let client = Arc::new(LocalServers::new(&servers, 0).unwrap());
+        let ((programs, job), options) = (job(), CommunicatorOptions::default());
+        Worker::start(client, programs, &job, ExecOptions::threads(1), options).unwrap()
+    };
+    let weights =
+        |worker: &Worker| worker.session.scope.tensor("fc_0.w_0").unwrap().to_vec::<f32>().unwrap();
+    let mut worker = start();
+    let first = weights(&worker);
+    for step in 0..5 {
+        worker.run(&fed(&samples(step, BATCH).part(0..BATCH)), &[]).unwrap();
+    }
+    worker.flush().unwrap();
+    worker.barrier().unwrap();
+    let trained = weights(&worker);
+    assert_ne!(trained, first);
+    drop(worker); // the process dies
+    let mut worker = start();
+    assert_eq!(worker.resume().unwrap().unwrap().complete, 5);
+    worker.run(&fed(&samples(5, BATCH).part(0..BATCH)), &[]).unwrap();
+    let resumed = weights(&worker);
+    assert!(difference(&resumed, &trained) < 1e-6, "{resumed:?} {trained:?}");
+    worker.stop().unwrap();
+}
+
 /// Variables are fetched by name as in one process, except those that no worker has.
 #[test]
 fn variables_are_fetched_by_their_names() {

@@ -730,6 +730,7 @@ fn jobs_with_servers_resume_from_their_checkpoints() {
         ("sync", plain().with_a_sync(false), false),
         ("half-async", plain().with_a_sync(false), true),
         ("async", plain().with_a_sync(true), false),
+        ("geo", plain().use_geo(4), false),
     ] {
         let folder = scratch(&format!("servers-{name}"));
         let train = |to: &str, stop: u64| {
@@ -773,6 +774,57 @@ fn jobs_with_servers_resume_from_their_checkpoints() {
         }
         std::fs::remove_dir_all(&folder).unwrap();
     }
+}
+
+/// The parameters and rows of a worker of GEO.
+fn copies(worker: &Worker) -> Vec<f32> {
+    let tables = &worker.job().plan.tables;
+    let rows = tables.sparse.iter().map(|table| &table.name);
+    let names =
+        rows.chain(tables.dense.iter().flat_map(|it| it.params.iter().map(|(name, _)| name)));
+    let values =
+        |name: &String| worker.session.scope.tensor(name).unwrap().to_vec::<f32>().unwrap();
+    names.flat_map(values).collect()
+}
+
+/// A checkpoint of GEO has the mean of the workers' copies, and all workers resume from it.
+#[test]
+fn workers_of_geo_resume_from_their_mean() {
+    const STEPS: u64 = 7;
+    let folder = scratch("servers-geo-mean");
+    // No exchange before the checkpoint.
+    let strategy = DistributedStrategy::new().use_geo(100);
+    let train = || {
+        on_servers((&strategy, false), |worker, _| {
+            let (fleet, own) = (fleet(), worker.job().place.worker as u64);
+            let mut before = Vec::new();
+            Trainer::new(&fleet)
+                .steps(STEPS)
+                .checkpoints(&folder, every(STEPS))
+                .progress(Progress::none())
+                .on_event(|event, model| {
+                    if let Event::Step { step: STEPS, .. } = event {
+                        before = copies(model.worker().unwrap());
+                    }
+                    Ok(ControlFlow::Continue(()))
+                })
+                .run(&mut *worker, clicks(own))
+                .unwrap();
+            (before, copies(worker))
+        })
+    };
+    let trained = train();
+    let [(one, _), (other, _)] = &trained[..] else { panic!("two workers") };
+    assert!(!one.is_empty() && one != other);
+    // All steps are made.
+    let again = train();
+    let [(none, resumed), (_, same)] = &again[..] else { panic!("two workers") };
+    assert!(none.is_empty() && resumed == same && resumed.len() == one.len());
+    for ((one, other), resumed) in one.iter().zip(other).zip(resumed) {
+        let mean = (one + other) / 2.0;
+        assert!((mean - resumed).abs() < 1e-6, "{resumed}, not the mean of {one} and {other}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// The checkpoint of the best model holds the tables of its validation.
@@ -821,7 +873,7 @@ fn checkpoints_of_servers_need_steps_that_all_workers_make() {
         (plain(), CheckpointPolicy::default(), |it| it.steps(4), "need an interval in steps"),
         (plain(), every(2), |it| it.epochs(1), "need a number of steps"),
         (plain(), every(2), |it| it.epochs(1).steps(4), "expected Trainer::steps without epochs"),
-        (plain().use_geo(4), every(2), |it| it.steps(4), "not supported for GEO"),
+        (plain().use_geo(4), every(2), |it| it.epochs(1), "need a number of steps"),
     ];
     for (strategy, policy, change, expected) in cases {
         let errors = on_servers((&strategy, false), |worker, _| {

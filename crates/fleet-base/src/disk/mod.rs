@@ -31,6 +31,7 @@ pub trait Disk: Send + Sync {
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn DiskFile>>;
     /// Renames a file, replacing `to` if it exists.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file or a symbolic link.
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Removes an empty folder.
     fn remove_folder(&self, folder: &Path) -> io::Result<()>;
@@ -59,7 +60,9 @@ pub trait Disk: Send + Sync {
 /// The kind of object at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
+    /// A regular file.
     File,
+    /// A folder.
     Folder,
     /// A device or a pipe.
     Other,
@@ -68,13 +71,17 @@ pub enum PathKind {
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
+    /// For reading only.
     Read,
+    /// For reading and writing.
     Write,
 }
 
 /// An open file.
 pub trait DiskFile: Send + Sync {
+    /// Returns the length in bytes.
     fn len(&self) -> io::Result<u64>;
+    /// Returns whether the file has no bytes.
     fn is_empty(&self) -> io::Result<bool> {
         self.len().map(|len| len == 0)
     }
@@ -83,6 +90,7 @@ pub trait DiskFile: Send + Sync {
     /// Writes all parts, one after the other, at an offset. After an error, any part of them may
     /// have been written.
     fn write_at(&self, offset: u64, parts: &mut [IoSlice<'_>]) -> io::Result<()>;
+    /// Truncates the file, or extends it with zeros, to `len` bytes.
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Makes content and length durable.
     fn sync(&self) -> io::Result<()>;
@@ -102,6 +110,7 @@ pub trait DiskFile: Send + Sync {
 pub struct DiskLock(#[expect(dead_code, reason = "held for its drop")] Box<dyn Send + Sync>);
 
 impl DiskLock {
+    /// Wraps the object that holds the lock until it is dropped.
     pub fn new(held: impl Send + Sync + 'static) -> DiskLock {
         DiskLock(Box::new(held))
     }
@@ -114,6 +123,7 @@ pub struct DiskReader {
 }
 
 impl DiskReader {
+    /// Returns a reader at offset 0.
     pub fn new(file: Arc<dyn DiskFile>) -> DiskReader {
         DiskReader { file, offset: 0 }
     }

@@ -25,22 +25,34 @@ const STREAM: u64 = 0xD15C;
 /// A kind of call that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
+    /// Creating a file or a folder.
     Create,
+    /// Opening a file, or asking for the kind of object at a path.
     Open,
+    /// Reading from a file, or asking for its length or whether a path names it.
     Read,
+    /// Writing to a file.
     Write,
+    /// Changing the length of a file.
     SetLen,
+    /// Syncing a file.
     Sync,
+    /// Renaming a file.
     Rename,
+    /// Removing a file or a folder.
     Remove,
+    /// Listing a folder.
     List,
+    /// Syncing a folder.
     SyncFolder,
+    /// Locking a path.
     Lock,
 }
 
 /// Which calls fail, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
+    /// The kind of call that fails.
     pub call: Call,
     /// Index of the first call of this kind that fails, counted from 0 since the faults were set.
     pub first: u64,
@@ -135,6 +147,7 @@ impl Drop for SimLock {
 }
 
 impl SimDisk {
+    /// Returns an empty disk. `seed` decides which unsynced writes survive a power cut.
     pub fn new(seed: u64) -> SimDisk {
         let state = State {
             rng: Sequence::new(seed, STREAM),
@@ -176,6 +189,7 @@ impl SimDisk {
         self.state().halt_after = Some(calls);
     }
 
+    /// Returns whether the process has died as [`SimDisk::halt_after`] asked.
     pub fn is_halted(&self) -> bool {
         self.state().halted
     }

@@ -325,7 +325,7 @@ fn a_killed_worker_of_a_job_that_waits_for_nobody_comes_back() {
         ("async", 0, 1, ""),
         ("saved", 0, 1, checkpoints),
         ("first", 0, 0, checkpoints),
-        ("geo", 4, 1, ""),
+        ("geo", 4, 1, checkpoints),
     ] {
         let place = Place::new(&format!("demo_worker_back/{name}"), "");
         let strategy = format!("a_sync: true\na_sync_configs {{ k_steps: {k_steps} }}\n");

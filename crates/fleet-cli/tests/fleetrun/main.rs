@@ -11,6 +11,7 @@ mod drawn;
 mod endings;
 mod etcd;
 mod grpc;
+mod hdfs;
 mod help;
 mod knobs;
 mod machines;

@@ -128,4 +128,6 @@ fn built_in_jobs_without_a_part_for_the_mode() {
     assert!(!place.path("log").exists(), "nothing was started");
     let said = place.run("--server_num=1 --worker_num=1 --heter_worker_num=1 demo:wide_deep");
     said.check(2, &["no part for heterogeneous workers", "--worker_num 2 demo:wide_deep"]);
+    let said = place.run("--server_num=1 --worker_num=1 --coordinator_num=1 demo:wide_deep");
+    said.check(2, &["no part for coordinators", "leave out --coordinator_num"]);
 }

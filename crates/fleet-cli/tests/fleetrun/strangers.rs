@@ -56,8 +56,11 @@ fn servers_get_the_save_root() {
     let script =
         "[ $TRAINING_ROLE = TRAINER ] || env | grep FLEET_SAVE_ROOT > root.$TRAINING_ROLE\n";
     let place = Place::new("strangers_root", script);
-    place.run("--server_num 1 --worker_num 1 --save_root saves job.py");
-    let root = place.folder.canonicalize().unwrap().join("saves");
-    let told = place.read("root.PSERVER");
-    assert_eq!(told.trim(), format!("FLEET_SAVE_ROOT={}", root.display()));
+    let local = place.folder.canonicalize().unwrap().join("saves");
+    for (given, root) in [("saves", local.to_str().unwrap()), ("hdfs://h/a", "hdfs://h/a")] {
+        place.run(&format!("--server_num 1 --worker_num 1 --save_root {given} job.py"));
+        assert_eq!(place.read("root.PSERVER").trim(), format!("FLEET_SAVE_ROOT={root}"));
+    }
+    let said = place.run("--server_num 1 --worker_num 1 --save_root s3://a job.py");
+    said.check(2, &["unknown file system 's3:'"]);
 }

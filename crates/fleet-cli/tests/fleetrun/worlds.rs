@@ -2,10 +2,11 @@
 
 use crate::combinations::{Case, Mode, take_part};
 use crate::roles::{Cluster, WORKERS, documented};
-use crate::{Place, Said};
+use crate::{PLACE, Place, Said};
 use fleet::CommWorld;
 use fleet::prelude::*;
 use fleet::topology::{Env, Role};
+use fleet_testhost::hadoop::Hadoop;
 use fleet_testhost::process;
 
 /// The test that runs the processes of all jobs.
@@ -54,9 +55,12 @@ fn servers_and_workers_meet() {
 #[test]
 fn the_documented_rendezvous() {
     let place = Place::new("rendezvous", "");
+    let hadoop = Hadoop::new(place.path("hadoop"));
+    let path = std::env::var("PATH").unwrap_or_default();
     let folder = place.path("met").display().to_string();
-    for rendezvous in ["2", "3"] {
+    for rendezvous in ["1", "2", "3"] {
         let cluster = Cluster::new(SERVERS);
+        let met = if rendezvous == "1" { "/jobs/met" } else { &*folder };
         cluster.run(&place, (TEST, rendezvous), |role, rank| {
             let mut variables = documented(&cluster, role, rank);
             // Nothing listens at the endpoints of the workers.
@@ -64,15 +68,53 @@ fn the_documented_rendezvous() {
             variables.extend([
                 ("PADDLE_WITH_GLOO", "2".to_string()),
                 ("PADDLE_GLOO_RENDEZVOUS", rendezvous.to_string()),
-                ("PADDLE_GLOO_FS_PATH", folder.clone()),
+                ("PADDLE_GLOO_FS_NAME", "hdfs://host:9000".to_string()),
+                ("PADDLE_GLOO_FS_UGI", "me,secret".to_string()),
+                ("PADDLE_GLOO_FS_PATH", met.to_string()),
                 ("PADDLE_GLOO_HTTP_ENDPOINT", cluster.unused.to_string()),
                 ("SYS_JOB_ID", "a job / of mine".to_string()),
+                ("PATH", format!("{}:{path}", hadoop.folder().display())),
+                ("TMPDIR", hadoop.temporary().display().to_string()),
             ]);
             variables
         });
     }
     let left: Vec<_> = std::fs::read_dir(place.path("met")).unwrap().collect();
     assert!(left.is_empty(), "the file of the store is removed: {left:?}");
+    let commands = hadoop.commands();
+    let options = " fs.defaultFS=hdfs://host:9000 hadoop.job.ugi=me,secret";
+    assert!(commands.iter().all(|line| line.ends_with(options)), "{commands:?}");
+    for (action, count) in [("-put", 1), ("-rm", 1), ("-get", SERVERS + WORKERS - 1)] {
+        let found = commands.iter().filter(|line| line.starts_with(action)).count();
+        assert!(found >= count, "{action}: {commands:?}");
+    }
+    assert!(hadoop.file("/jobs/met").is_dir() && hadoop.files().is_empty());
+    assert!(hadoop.temporary().read_dir().unwrap().next().is_none(), "copies are deleted");
+}
+
+/// A client that fails ends the process at once, with the client's error.
+#[test]
+fn a_rendezvous_without_hdfs() {
+    let place = Place::new("rendezvous_failing", "");
+    let hadoop = Hadoop::new(place.path("hadoop"));
+    hadoop.fail(1..1000);
+    for rank in 0..WORKERS {
+        let cluster = Cluster::new(0);
+        let mut command = process::command(TEST, "1");
+        command.env(PLACE, place.mark()).envs(documented(&cluster, Role::Worker, rank));
+        command.envs([
+            ("PADDLE_WITH_GLOO", "1"),
+            ("PADDLE_GLOO_RENDEZVOUS", "1"),
+            ("PADDLE_GLOO_FS_NAME", "hdfs://host:9000"),
+            ("PADDLE_GLOO_FS_UGI", "me,secret"),
+            ("PADDLE_GLOO_FS_PATH", "/jobs/met"),
+        ]);
+        command.env("PATH", hadoop.folder()).env("TMPDIR", hadoop.temporary());
+        let said = Said::new(command.output().unwrap());
+        let action = if rank == 0 { "-mkdir -p /jobs/met" } else { "-test -e /jobs/met/" };
+        said.check(1, &[action, "failed (exit status: 1)", "Connection refused", "/jobs/met/"]);
+        assert!(!said.err.contains("secret"), "{}", said.err);
+    }
 }
 
 #[test]

@@ -18,17 +18,23 @@ use fleet_tensor::DType;
 /// Algorithm of an all-reduce over a mesh. All but `Auto` are for experiments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Algorithm {
+    /// By size, number of ranks and type.
     #[default]
     Auto,
+    /// Ranks exchange all values with partners at distances 1, 2, 4 and so on.
     RecursiveDoubling,
+    /// Ranks exchange halves of their part with such partners, and then gather the sums.
     HalvingDoubling,
+    /// Pieces travel around a ring, twice.
     Ring,
+    /// Values travel up a tree to one rank, and their sum travels down.
     Tree,
     /// Every rank sends each peer its slice, folds its own, and sends the result to all.
     Direct,
 }
 
 impl Algorithm {
+    /// All algorithms.
     pub const ALL: [Algorithm; 6] = [
         Algorithm::Auto,
         Algorithm::RecursiveDoubling,

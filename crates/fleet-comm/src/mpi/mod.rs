@@ -57,6 +57,7 @@ pub struct MpiOptions {
     pub vigilance: Vigilance,
     /// Time that ranks wait for each other at the start.
     pub timeout_open: Duration,
+    /// Log for events that no call reports.
     pub log: Log,
 }
 
@@ -144,10 +145,12 @@ impl Mpi {
         })
     }
 
+    /// Rank of this process in the job.
     pub fn rank(&self) -> usize {
         self.library.rank
     }
 
+    /// Number of processes in the job.
     pub fn size(&self) -> usize {
         self.library.size
     }
@@ -162,6 +165,7 @@ impl Mpi {
         &self.world
     }
 
+    /// The store that rank 0 hosts next to MPI.
     pub fn store(&self) -> Arc<dyn Store> {
         self.store.clone()
     }

@@ -1,6 +1,7 @@
 //! Settings that have no effect, and settings that are not supported.
 
 use super::{AssignedValue, to_text, walk};
+use crate::form::{HIDDEN, PASSWORD};
 use crate::problem::Problem;
 use crate::reflect::{Field, Item, JobKind, Kind, Reflect};
 use crate::schema::DistributedStrategy;
@@ -138,7 +139,8 @@ impl DistributedStrategy {
     }
 
     /// Returns the paths of the assigned fields whose values are not their defaults, without
-    /// messages, and their values as text. A list is one field, with its first item.
+    /// messages, and their values as text. A list is one field, with its first item. Passwords are
+    /// not shown.
     ///
     /// ```
     /// # use fleet_config::{AmpConfig, DistributedStrategy};
@@ -150,6 +152,7 @@ impl DistributedStrategy {
         let mut found = Vec::new();
         walk(self, "", &mut |seen| {
             let Some(text) = to_text(seen.field.kind, seen.item) else { return };
+            let text = if seen.field.name == PASSWORD { HIDDEN.to_string() } else { text };
             if !is_later_item(seen) && !is_default(seen) {
                 found.push((seen.path.trim_end_matches("[0]").to_string(), text));
             }

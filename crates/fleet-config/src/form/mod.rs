@@ -31,6 +31,7 @@ pub enum StrategyForm {
 }
 
 impl StrategyForm {
+    /// All forms.
     pub const ALL: [StrategyForm; 4] =
         [StrategyForm::Prototxt, StrategyForm::Binary, StrategyForm::Json, StrategyForm::Toml];
 
@@ -174,12 +175,19 @@ impl Inspection {
     }
 }
 
+/// Name of the field with a password.
+pub(crate) const PASSWORD: &str = "passwd";
+/// What stands for a password on display.
+pub(crate) const HIDDEN: &str = "***";
+
 /// Returns the text form on one line, for display: without passwords.
 pub(crate) fn one_line(message: &dyn crate::Reflect) -> String {
     let text = prototxt::write(message);
     let shown = |line: &str| match line.trim() {
-        line if line.starts_with("passwd: ") => "passwd: \"***\"".to_string(),
-        line => line.to_string(),
+        line => match line.split_once(": ") {
+            Some((PASSWORD, _)) => format!("{PASSWORD}: \"{HIDDEN}\""),
+            _ => line.to_string(),
+        },
     };
     text.lines().map(shown).collect::<Vec<_>>().join(" ")
 }

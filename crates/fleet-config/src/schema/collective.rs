@@ -131,7 +131,8 @@ message! {
         /// Added to the divisor.
         epsilon(3): optional float = 0.0,
             allowed [AT_LEAST_0, "it keeps a divisor away from zero", "0 or 1e-8"];
-        /// Parameters whose names contain one of these have no weight decay.
+        /// Parameters whose names contain one of these have no weight decay, and the learning rate
+        /// without a layer-wise factor.
         exclude_from_weight_decay(4): repeated string;
     }
 
@@ -140,7 +141,8 @@ message! {
         /// Weight decay.
         lamb_weight_decay(1): optional float = 0.01,
             allowed [AT_LEAST_0, "weights would grow", "0.01"];
-        /// Parameters whose names contain one of these have no weight decay.
+        /// Parameters whose names contain one of these have no weight decay, and the learning rate
+        /// without a layer-wise factor.
         exclude_from_weight_decay(2): repeated string;
     }
 

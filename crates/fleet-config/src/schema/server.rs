@@ -7,7 +7,9 @@ use crate::reflect::EnumShape;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum TableType {
+    /// Rows by id.
     PsSparseTable = 0,
+    /// Parameters of fixed size.
     PsDenseTable = 1,
 }
 
@@ -251,9 +253,9 @@ message! {
         ssd_unseenday_threshold(9): optional int32 = 1,
             allowed [AT_LEAST_0, NOT_NEGATIVE, "1"],
             ignored "all rows are in memory";
-        /// Counts shows without scaling.
+        /// Divides the gradient of a row by its shows.
         show_scale(10): optional bool = true;
-        /// Initialises new rows with zeros.
+        /// Initialises the first column of new rows, the weight, with zero.
         zero_init(11): optional bool = true;
         /// Slots that are not loaded.
         load_filter_slots(12): repeated[packed = "false"] float,
@@ -282,15 +284,16 @@ message! {
             allowed [ABOVE_0, "features would not train", "0.05"];
     }
 
-    /// The file system to which tables are saved.
+    /// The Hadoop client with which workers and servers save to `hdfs://` and `afs://` folders, and
+    /// load from them.
     FsClientParameter = "FsClientParameter" {
-        /// Its address.
+        /// Address of the file system: `-D fs.defaultFS`. By default that of the client.
         uri(1): optional string;
-        /// User name.
+        /// User name: `-D hadoop.job.ugi`. By default that of the client.
         user(2): optional string;
-        /// Password.
+        /// Password, after the user name.
         passwd(3): optional string;
-        /// Its client program.
+        /// The client program; `hadoop` if it is empty.
         hadoop_bin(4): optional string;
     }
 }

@@ -11,9 +11,13 @@ use crate::reflect::EnumShape;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum Mode {
+    /// Workers exchange gradients among themselves.
     Collective = 1,
+    /// Parameter servers update the parameters.
     Ps = 2,
+    /// Workers are stages of a pipeline.
     Pipeline = 3,
+    /// Workers have different kinds of devices.
     Heter = 4,
 }
 
@@ -49,7 +53,7 @@ message! {
         pipeline(9): optional bool = false,
             refused "every rank runs the whole program; gradient_merge makes the same updates";
         /// Reserved for elastic jobs.
-        elastic(10): optional bool = false, ignored "reserved: jobs keep their size";
+        elastic(10): optional bool = false, ignored "`fleetrun --nnodes MIN:MAX` starts an elastic job";
         /// Chooses the settings, if nothing else is assigned.
         auto(11): optional bool = false;
         /// Updates of a parameter server: true for asynchronous, false for synchronous
@@ -59,7 +63,8 @@ message! {
         /// assigned, sums overlap the backward pass.
         sync_nccl_allreduce(13): optional bool = true,
             only Collective "gradients are sent to servers";
-        /// Number of parallel communicators. Recommended: 1 on one machine, 2 on several.
+        /// Number of parallel communicators. At most 8. Recommended: 1 on one machine, 2
+        /// on several.
         nccl_comm_num(14): optional int32 = 1,
             allowed [AT_LEAST_1, "gradients need a communicator", "1 on one machine, 2 on several"],
             only Collective "gradients are sent to servers";
@@ -83,9 +88,10 @@ message! {
                 "32, or fuse_all_reduce_ops false for no buckets"
             ],
             only Collective "gradients are sent to servers";
-        /// Limit of the number of layers whose gradients share a bucket, despite the name.
+        /// Number of parameters, despite the name, above which a bucket of gradients is closed; the
+        /// parameters of a layer stay together.
         fuse_grad_size_in_TFLOPS(20): optional float = 50.0,
-            allowed [AT_LEAST_1, "it limits the layers whose gradients share a bucket", "50"],
+            allowed [AT_LEAST_1, "it limits the parameters whose gradients share a bucket", "50"],
             only Collective "gradients are sent to servers";
         /// Chooses convolution algorithms by trying all of them.
         cudnn_exhaustive_search(21): optional bool = false,
@@ -184,9 +190,9 @@ message! {
         /// The sparse tables of the parameter server.
         downpour_table_param(115): repeated message(TableParameter),
             only Servers "the job has no servers";
-        /// The file system to which tables are saved.
+        /// The Hadoop client of saves to `hdfs://` and `afs://` folders.
         fs_client_param(116): optional message(FsClientParameter),
-            ignored "tables are saved to folders";
+            only Servers "the job has no servers";
         /// Settings of quantisation-aware training.
         qat_configs(117): optional message(QatConfig),
             ignored "quantised kernels are not supported";

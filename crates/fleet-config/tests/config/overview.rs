@@ -46,6 +46,9 @@ fn the_recorded_tables() {
 #[test]
 fn passwords_are_not_shown() {
     let client = FsClientParameter::default().with_uri("hdfs://a").with_passwd("secret");
-    let text = DistributedStrategy::new().with_fs_client_param(client).to_string();
-    assert!(text.contains("hdfs://a") && !text.contains("secret"), "{text}");
+    let strategy = DistributedStrategy::new().with_fs_client_param(client);
+    let changed = format!("{:?}", strategy.changed_fields());
+    for text in [strategy.to_string(), changed] {
+        assert!(text.contains("hdfs://a") && !text.contains("secret"), "{text}");
+    }
 }

@@ -6,8 +6,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// Passes messages between workers, all of which take part in every call.
 pub trait Exchange: Send {
+    /// Returns the rank of this worker, from 0.
     fn rank(&self) -> usize;
 
+    /// Returns the number of workers.
     fn world_size(&self) -> usize;
 
     /// Sends `outgoing[r]` to worker r, and returns the messages from all workers in rank order. A

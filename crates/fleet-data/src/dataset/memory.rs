@@ -63,6 +63,7 @@ struct Loaded {
 }
 
 impl InMemoryDataset {
+    /// Returns a dataset without files. Fails if a setting is out of range.
     pub fn new(options: DatasetOptions) -> Result<InMemoryDataset> {
         options.check()?;
         Ok(InMemoryDataset {

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 /// A format of files that hold records.
 pub trait RecordFormat: Send + Sync {
+    /// Returns the slots of the records.
     fn schema(&self) -> &Arc<Schema>;
 
     /// Opens a file for reading.
@@ -97,6 +98,7 @@ impl TextFiles {
         self
     }
 
+    /// Sets whether lines that cannot be read are skipped; by default they are errors.
     pub fn on_error(mut self, on_error: OnError) -> TextFiles {
         self.on_error = on_error;
         self
@@ -146,9 +148,11 @@ fn check_threads(threads: usize) -> Result<()> {
 /// Settings of a dataset.
 #[derive(Clone)]
 pub struct DatasetOptions {
+    /// The format of the files.
     pub format: Arc<dyn RecordFormat>,
     /// The inputs of a batch.
     pub layout: Arc<BatchLayout>,
+    /// Number of records in a batch.
     pub batch_size: usize,
     /// Number of threads that read files.
     pub threads: usize,

@@ -43,6 +43,7 @@ pub struct QueueDataset {
 }
 
 impl QueueDataset {
+    /// Returns a dataset without files. Fails if a setting is out of range.
     pub fn new(options: DatasetOptions) -> Result<QueueDataset> {
         options.check()?;
         Ok(QueueDataset { options, list: FileList::default(), files: Vec::new() })

@@ -49,6 +49,8 @@ impl Criteo {
         Self::with_hash(BUCKETS, CriteoHash::default())
     }
 
+    /// Hashes words into `buckets` buckets, by the given function. Fails unless there are 1 to
+    /// 2^62.
     pub fn with_hash(buckets: u64, hash: CriteoHash) -> Result<Criteo> {
         if buckets == 0 || buckets > 1 << 62 {
             return Err(Error::invalid("number of buckets is out of range").got(buckets));
@@ -60,6 +62,7 @@ impl Criteo {
         Ok(Criteo { schema, buckets, hash })
     }
 
+    /// Returns the slots: `dense_input`, `C1` to `C26` and `label`.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.schema
     }

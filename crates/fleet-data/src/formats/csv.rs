@@ -12,6 +12,7 @@ use std::sync::Arc;
 /// Use of a column.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CsvColumn {
+    /// No use.
     Skip,
     /// A number for a slot of floats; an empty field is 0.
     Float(String),
@@ -86,6 +87,7 @@ impl Csv {
         })
     }
 
+    /// Returns the slots of the columns that have one.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.schema
     }

@@ -30,6 +30,7 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
+    /// Returns a format whose objects have the slots as keys. Text in slots of ids is an error.
     pub fn new(schema: &Arc<Schema>) -> JsonLines {
         JsonLines { schema: Arc::clone(schema), buckets: None }
     }

@@ -39,6 +39,7 @@ impl LibSvm {
         Ok(LibSvm { schema: Schema::new(slots)?, with_qid })
     }
 
+    /// Returns the slots of a record.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.schema
     }

@@ -47,6 +47,8 @@ pub struct ParquetFiles {
 }
 
 impl ParquetFiles {
+    /// Returns a format whose columns have the names of the slots. Text in slots of ids is an
+    /// error.
     pub fn new(schema: &Arc<Schema>) -> ParquetFiles {
         ParquetFiles {
             schema: Arc::clone(schema),

@@ -40,6 +40,8 @@ pub struct TfRecords {
 }
 
 impl TfRecords {
+    /// Returns a format whose features have the names of the slots. Bytes in slots of ids are an
+    /// error.
     pub fn new(schema: &Arc<Schema>) -> TfRecords {
         TfRecords {
             schema: Arc::clone(schema),

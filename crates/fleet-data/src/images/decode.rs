@@ -10,8 +10,11 @@ use zune_jpeg::zune_core::options::DecoderOptions;
 /// A decoded image: rows from the top, three bytes a pixel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pixels {
+    /// Number of rows.
     pub height: usize,
+    /// Number of pixels in a row.
     pub width: usize,
+    /// Red, green and blue of each pixel: `3 * height * width` bytes.
     pub rgb: Vec<u8>,
 }
 

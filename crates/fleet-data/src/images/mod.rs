@@ -32,6 +32,7 @@ pub struct ImageOptions {
     pub random_flip: bool,
     /// Means of red, green and blue on a scale of 0 to 1. A pixel becomes (value - mean) / std.
     pub mean: [f32; 3],
+    /// Standard deviations of red, green and blue, on the same scale.
     pub std: [f32; 3],
     /// Seed of all random choices.
     pub seed: u64,
@@ -84,6 +85,7 @@ pub struct Images {
 }
 
 impl Images {
+    /// Returns the images of a list as samples. Fails if a size is out of range.
     pub fn new(list: ImageList, options: ImageOptions) -> Result<Images> {
         let [height, width] = options.size;
         let sides = [height, width, options.resize.unwrap_or(1)];

@@ -113,10 +113,12 @@ impl ImageList {
         }
     }
 
+    /// Returns the number of images.
     pub fn len(&self) -> usize {
         self.images.len()
     }
 
+    /// Returns whether there are no images.
     pub fn is_empty(&self) -> bool {
         self.images.is_empty()
     }
@@ -126,6 +128,7 @@ impl ImageList {
         &self.classes
     }
 
+    /// Returns the label of an image, by its number.
     pub fn label(&self, image: usize) -> i64 {
         self.images[image].label
     }

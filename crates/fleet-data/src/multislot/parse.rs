@@ -30,6 +30,7 @@ pub struct MultiSlot {
 }
 
 impl MultiSlot {
+    /// Returns a format whose lines have these slots, in this order.
     pub fn new(schema: &Arc<Schema>) -> MultiSlot {
         let widths = schema.slots().iter().map(Slot::width).collect();
         MultiSlot { schema: Arc::clone(schema), widths }

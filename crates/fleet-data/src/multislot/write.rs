@@ -27,6 +27,7 @@ pub struct MultiSlotWriter {
 }
 
 impl MultiSlotWriter {
+    /// Returns a writer of lines with these slots, in this order.
     pub fn new(schema: &Arc<Schema>) -> MultiSlotWriter {
         MultiSlotWriter { schema: Arc::clone(schema), line: Vec::new() }
     }

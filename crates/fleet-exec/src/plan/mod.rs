@@ -38,6 +38,7 @@ pub(crate) const ROWS_HEADER_BYTES: usize = 64;
 /// Statistics of a plan, for reports and tests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlanSummary {
+    /// Number of ops that a run executes, after fusions.
     pub op_count: usize,
     /// Size of temporaries after packing.
     pub arena_bytes: usize,
@@ -45,12 +46,15 @@ pub struct PlanSummary {
     pub arena_bytes_live: usize,
     /// Size of temporaries without any sharing.
     pub arena_bytes_unshared: usize,
+    /// Size of the memory that kernels need while they run.
     pub scratch_bytes: usize,
     /// Bytes that a run moves from the arena to the offload file.
     pub offload_bytes: usize,
     /// Size of the variables in the scope.
     pub persistable_bytes: usize,
+    /// Size of the fed tensors.
     pub feed_bytes: usize,
+    /// Floating-point operations of a run.
     pub flops: f64,
     /// Bytes that the ops read and write.
     pub bytes_moved: f64,

@@ -32,8 +32,11 @@ use std::marker::PhantomData;
 /// Distances between samples, positions and heads, in floats. The dim of a head is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides {
+    /// From one sample to the next.
     pub batch: usize,
+    /// From one position to the next.
     pub time: usize,
+    /// From one head to the next.
     pub head: usize,
 }
 
@@ -57,6 +60,7 @@ pub struct Heads<'a> {
 }
 
 impl<'a> Heads<'a> {
+    /// Returns a view of `data`. [`Attention::forward`] checks its length.
     pub fn new(data: &'a [f32], strides: Strides) -> Self {
         Heads { data, strides }
     }
@@ -80,6 +84,7 @@ pub struct HeadsMut<'a> {
 }
 
 impl<'a> HeadsMut<'a> {
+    /// Like [`Heads::new`], for writing.
     pub fn new(data: &'a mut [f32], strides: Strides) -> Self {
         HeadsMut {
             data: data.as_mut_ptr(),
@@ -112,6 +117,8 @@ pub struct Mask<'a> {
 }
 
 impl<'a> Mask<'a> {
+    /// Returns a mask of shape `[batch, heads, queries, keys]`, where a size of 1 broadcasts.
+    /// Panics if the length of `data` differs.
     pub fn new(data: &'a [f32], shape: [usize; 4]) -> Self {
         assert_eq!(
             data.len(),
@@ -128,8 +135,11 @@ impl<'a> Mask<'a> {
 /// `1 - probability`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
+    /// Share of the probabilities that are dropped.
     pub probability: f32,
+    /// Seed of the random numbers.
     pub seed: u64,
+    /// Stream of the random numbers.
     pub stream: u64,
 }
 
@@ -156,15 +166,22 @@ pub struct Dropout {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
+    /// Number of samples.
     pub batch: usize,
+    /// Number of heads per sample.
     pub heads: usize,
+    /// Number of positions that attend.
     pub queries: usize,
+    /// Number of positions that are attended to.
     pub keys: usize,
+    /// Number of floats per head and position.
     pub dim: usize,
+    /// Factor on the scores.
     pub scale: f32,
     /// Whether query `i` sees only keys up to `i + keys - queries`, so that the last query sees
     /// all.
     pub is_causal: bool,
+    /// Dropout of the probabilities; `None` keeps all.
     pub dropout: Option<Dropout>,
 }
 

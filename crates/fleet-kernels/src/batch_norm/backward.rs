@@ -20,6 +20,7 @@ pub enum Mask<'a> {
 pub enum Masked<'a> {
     /// None; the second pass applies the mask again.
     Drop,
+    /// In memory of its own.
     New(&'a mut [f32]),
     /// In place of dy, which must be [`Operand::Reuse`].
     OverDy,
@@ -28,6 +29,7 @@ pub enum Masked<'a> {
 /// The destination of dx.
 #[derive(Debug)]
 pub enum InputGradient<'a> {
+    /// In memory of its own.
     New(&'a mut [f32]),
     /// In place of x, which must be [`Operand::Reuse`].
     OverX,
@@ -38,20 +40,31 @@ pub enum InputGradient<'a> {
 /// The operands of [`backward`].
 #[derive(Debug)]
 pub struct Backward<'a> {
+    /// The gradient of y.
     pub dy: Operand<'a>,
     /// A second gradient of y, which is added to dy.
     pub addend: Option<&'a [f32]>,
+    /// Where the gradient of the activation is zero.
     pub mask: Mask<'a>,
+    /// Where the masked gradient goes.
     pub masked: Masked<'a>,
+    /// The input of the forward pass.
     pub x: Operand<'a>,
+    /// Where the gradient of x goes.
     pub dx: InputGradient<'a>,
+    /// Mean per channel, as used by the forward pass.
     pub mean: &'a [f32],
+    /// `1 / sqrt(variance + epsilon)` per channel, as used by the forward pass.
     pub inv_std: &'a [f32],
+    /// Scale per channel.
     pub gamma: &'a [f32],
+    /// Shift per channel.
     pub beta: &'a [f32],
     /// Whether the statistics were given rather than computed from x.
     pub is_frozen: bool,
+    /// Gets the gradient of the scale.
     pub d_gamma: &'a mut [f32],
+    /// Gets the gradient of the shift.
     pub d_beta: &'a mut [f32],
 }
 

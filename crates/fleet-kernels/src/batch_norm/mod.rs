@@ -37,10 +37,13 @@ pub enum Order {
 /// The shape of a tensor that is normalized over `batch` and `plane`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
+    /// Number of images.
     pub batch: usize,
     /// Height times width.
     pub plane: usize,
+    /// Number of channels.
     pub channels: usize,
+    /// Position of the channels in memory.
     pub order: Order,
 }
 
@@ -55,6 +58,7 @@ impl Dims {
         self.rows() * self.channels
     }
 
+    /// Returns whether the tensor has no floats.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -63,14 +67,18 @@ impl Dims {
 /// The activation after the normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
+    /// No activation.
     None,
+    /// `max(x, 0)`.
     Relu,
 }
 
 /// An input tensor, which may be overwritten (`Reuse`) once it is no longer needed.
 #[derive(Debug)]
 pub enum Operand<'a> {
+    /// Stays as it is.
     Read(&'a [f32]),
+    /// May be overwritten.
     Reuse(&'a mut [f32]),
 }
 
@@ -91,6 +99,7 @@ impl Operand<'_> {
 /// The destination of the normalized tensor.
 #[derive(Debug)]
 pub enum Output<'a> {
+    /// In memory of its own.
     New(&'a mut [f32]),
     /// In place of x, which must be [`Operand::Reuse`].
     OverX,
@@ -101,6 +110,7 @@ pub enum Output<'a> {
 pub struct Training {
     /// `running = running * momentum + batch * (1 - momentum)`, for mean and biased variance.
     pub momentum: f32,
+    /// Added to the variance before the root is taken.
     pub epsilon: f32,
 }
 
@@ -114,6 +124,7 @@ impl Default for Training {
 /// of `x - shift`.
 #[derive(Clone, Copy, Debug)]
 pub struct Partials<'a> {
+    /// The sums of all blocks.
     pub sums: &'a [f32],
     /// One shift per channel. `None` means zero.
     pub shift: Option<&'a [f32]>,

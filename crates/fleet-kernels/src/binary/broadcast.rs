@@ -25,6 +25,8 @@ pub(super) struct Axis {
 }
 
 impl Broadcast {
+    /// Returns the plan for two shapes, aligned at their last dimensions. Fails if two sizes differ
+    /// and none is 1.
     pub fn new(a: &[usize], b: &[usize]) -> Result<Self> {
         let rank = a.len().max(b.len());
         let dim = |shape: &[usize], axis: usize| {

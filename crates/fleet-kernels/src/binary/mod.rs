@@ -33,47 +33,69 @@ use crate::vmath::pow_f32;
 /// Arithmetic on two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binary {
+    /// `a + b`.
     Add,
+    /// `a - b`.
     Sub,
+    /// `a * b`.
     Mul,
+    /// `a / b`; integers round toward zero.
     Div,
     /// A NaN in either operand gives NaN.
     Max,
     /// A NaN in either operand gives NaN.
     Min,
+    /// `a` to the power of `b`.
     Pow,
     /// The remainder of floored division, with the sign of the divisor.
     Mod,
+    /// The quotient, rounded down.
     FloorDiv,
 }
 
 /// Comparisons; true is 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
+    /// `a == b`.
     Eq,
+    /// `a != b`.
     Ne,
+    /// `a < b`.
     Lt,
+    /// `a <= b`.
     Le,
+    /// `a > b`.
     Gt,
+    /// `a >= b`.
     Ge,
 }
 
 /// Logical operations on bytes, where 0 is false.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logical {
+    /// Whether both are true.
     And,
+    /// Whether at least one is true.
     Or,
+    /// Whether exactly one is true.
     Xor,
 }
 
 /// The element types of arithmetic.
 pub trait Number: Copy + Default + PartialOrd + Send + Sync + 'static {
+    /// `self + b`.
     fn add(self, b: Self) -> Self;
+    /// `self - b`.
     fn sub(self, b: Self) -> Self;
+    /// `self * b`.
     fn mul(self, b: Self) -> Self;
+    /// `self / b`; an integer divided by 0 is 0.
     fn div(self, b: Self) -> Self;
+    /// `self` to the power of `b`.
     fn pow(self, b: Self) -> Self;
+    /// The remainder, with the sign of `b`; that of an integer divided by 0 is 0.
     fn floor_mod(self, b: Self) -> Self;
+    /// The quotient, rounded down; an integer divided by 0 is 0.
     fn floor_div(self, b: Self) -> Self;
 }
 

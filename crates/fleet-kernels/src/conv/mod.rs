@@ -41,18 +41,27 @@ pub const KERNEL_MAX: usize = 64;
 /// The shape of a convolution. Images are `[n][h][w][c]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conv2d {
+    /// Number of images.
     pub n: usize,
+    /// Height of an image.
     pub h: usize,
+    /// Width of an image.
     pub w: usize,
+    /// Number of input channels of all groups.
     pub c_in: usize,
+    /// Number of output channels of all groups.
     pub c_out: usize,
+    /// Height of a filter.
     pub kh: usize,
+    /// Width of a filter.
     pub kw: usize,
     /// Of rows and of columns, as are the fields below.
     pub stride: [usize; 2],
     /// Number of zeros before the first and after the last row, and column.
     pub pad: [[usize; 2]; 2],
+    /// Distance between neighbouring taps of a filter.
     pub dilation: [usize; 2],
+    /// Number of groups of channels, each with its own filters.
     pub groups: usize,
 }
 
@@ -61,6 +70,7 @@ pub struct Conv2d {
 pub struct Forward<'a> {
     /// One number per output channel.
     pub bias: Option<&'a [f32]>,
+    /// Whether to replace negative outputs by 0, after the bias.
     pub relu: bool,
     /// Sums and sums of squares of the output by channel, in parts: see [`Conv2d::stats_len`].
     pub stats: Option<&'a mut [f32]>,
@@ -148,10 +158,12 @@ impl Conv2d {
         Ok(())
     }
 
+    /// Returns the height of the output.
     pub fn out_h(&self) -> usize {
         self.out(0, self.h)
     }
 
+    /// Returns the width of the output.
     pub fn out_w(&self) -> usize {
         self.out(1, self.w)
     }
@@ -165,10 +177,12 @@ impl Conv2d {
         if axis == 0 { self.kh } else { self.kw }
     }
 
+    /// Returns the number of floats of the input.
     pub fn input_len(&self) -> usize {
         self.n * self.h * self.w * self.c_in
     }
 
+    /// Returns the number of floats of the output.
     pub fn output_len(&self) -> usize {
         self.n * self.out_h() * self.out_w() * self.c_out
     }
@@ -196,6 +210,8 @@ impl Conv2d {
         self.group_out().div_ceil(PANEL)
     }
 
+    /// Returns the length of the scratch memory of the forward pass on a pool of `threads`, in
+    /// floats.
     pub fn forward_scratch_len(&self, threads: usize) -> usize {
         if self.is_depthwise() {
             return 0;

@@ -36,8 +36,11 @@ pub(crate) fn grain_rows(len: usize) -> usize {
 /// The value that the gradient of a function reads, besides the gradient of its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Saved {
+    /// The element that the function was applied to.
     Input,
+    /// The result of the function.
     Output,
+    /// No value.
     Nothing,
 }
 
@@ -60,7 +63,15 @@ macro_rules! unary_functions {
         /// The functions. Their parameters are documented at the ops of the same names.
         #[derive(Clone, Copy, Debug, PartialEq)]
         pub enum Unary {
-            $($(#[$meta])* $name $({ $($param: f32),* })?,)*
+            $(
+                $(#[$meta])*
+                $name $({
+                    $(
+                        #[doc = concat!("The number `", stringify!($param), "` of the formula.")]
+                        $param: f32,
+                    )*
+                })?,
+            )*
         }
 
         impl Unary {
@@ -135,10 +146,12 @@ macro_rules! unary_functions {
 }
 
 unary_functions! {
+    /// max(x, 0).
     Relu saves Output;
     |s, x| s.max(s.zero(), x);
     |s, y, g| s.select(s.gt(y, s.zero()), g, s.zero());
 
+    /// min(max(x, 0), 6).
     Relu6 saves Output;
     |s, x| s.min(s.splat(6.0), s.max(s.zero(), x));
     |s, y, g| {
@@ -146,10 +159,12 @@ unary_functions! {
         s.select(inside, g, s.zero())
     };
 
+    /// x if it is positive, else slope x.
     LeakyRelu { slope } saves Input;
     |s, x| s.select(s.gt(x, s.zero()), x, s.mul(x, s.splat(slope)));
     |s, x, g| s.select(s.gt(x, s.zero()), g, s.mul(g, s.splat(slope)));
 
+    /// 1 / (1 + exp(-x)).
     Sigmoid saves Output;
     |s, x| vmath::sigmoid(s, x);
     |s, y, g| s.mul(g, s.neg_fma(y, y, y));
@@ -159,6 +174,7 @@ unary_functions! {
     |s, x| s.neg(vmath::softplus(s, s.neg(x)));
     |s, x, g| s.mul(g, vmath::sigmoid(s, s.neg(x)));
 
+    /// The hyperbolic tangent.
     Tanh saves Output;
     |s, x| vmath::tanh(s, x);
     |s, y, g| s.mul(g, s.neg_fma(y, y, s.splat(1.0)));
@@ -184,34 +200,42 @@ unary_functions! {
         s.mul(g, s.fma(s.mul(x, inner), s.neg_fma(p, p, p), p))
     };
 
+    /// exp(x).
     Exp saves Output;
     |s, x| vmath::exp(s, x);
     |s, y, g| s.mul(g, y);
 
+    /// ln(x).
     Log saves Input;
     |s, x| vmath::log(s, x);
     |s, x, g| s.div(g, x);
 
+    /// √x.
     Sqrt saves Output;
     |s, x| s.sqrt(x);
     |s, y, g| s.div(s.mul(g, s.splat(0.5)), y);
 
+    /// 1 / √x.
     Rsqrt saves Output;
     |s, x| vmath::rsqrt(s, x);
     |s, y, g| s.mul(s.mul(g, s.splat(-0.5)), s.mul(s.mul(y, y), y));
 
+    /// x².
     Square saves Input;
     |s, x| s.mul(x, x);
     |s, x, g| s.mul(g, s.add(x, x));
 
+    /// |x|.
     Abs saves Input;
     |s, x| s.abs(x);
     |s, x, g| s.mul(g, sign(s, x));
 
+    /// -x.
     Neg saves Nothing;
     |s, x| s.neg(x);
     |s, x, g| s.neg(g);
 
+    /// 1 / x.
     Reciprocal saves Output;
     |s, x| s.div(s.splat(1.0), x);
     |s, y, g| s.neg(s.mul(g, s.mul(y, y)));
@@ -228,6 +252,7 @@ unary_functions! {
         s.select(s.gt(scaled, s.splat(threshold)), g, s.mul(g, vmath::sigmoid(s, scaled)))
     };
 
+    /// x / (1 + |x|).
     Softsign saves Input;
     |s, x| s.div(x, s.add(s.splat(1.0), s.abs(x)));
     |s, x, g| {
@@ -235,6 +260,7 @@ unary_functions! {
         s.div(g, s.mul(root, root))
     };
 
+    /// min(max(slope x + offset, 0), 1).
     HardSigmoid { slope, offset } saves Output;
     |s, x| {
         let line = s.fma(x, s.splat(slope), s.splat(offset));
@@ -268,6 +294,7 @@ unary_functions! {
         s.mul(g, s.fma(scaled, s.neg_fma(p, p, p), p))
     };
 
+    /// x if it is positive, else alpha (exp(x) - 1).
     Elu { alpha } saves Input;
     |s, x| {
         let below = s.mul(vmath::expm1(s, s.min(s.zero(), x)), s.splat(alpha));
@@ -278,6 +305,7 @@ unary_functions! {
         s.select(s.gt(x, s.zero()), g, s.mul(g, below))
     };
 
+    /// scale x if x is positive, else scale alpha (exp(x) - 1).
     Selu { scale, alpha } saves Input;
     |s, x| {
         let below = s.mul(vmath::expm1(s, s.min(s.zero(), x)), s.splat(scale * alpha));
@@ -288,14 +316,17 @@ unary_functions! {
         s.mul(g, s.select(s.gt(x, s.zero()), s.splat(scale), below))
     };
 
+    /// 1, 0 or -1.
     Sign saves Nothing;
     |s, x| sign(s, x);
     |s, x, g| s.zero();
 
+    /// Rounds down.
     Floor saves Nothing;
     |s, x| s.floor(x);
     |s, x, g| s.zero();
 
+    /// Rounds up.
     Ceil saves Nothing;
     |s, x| s.ceil(x);
     |s, x, g| s.zero();
@@ -310,6 +341,7 @@ unary_functions! {
     };
     |s, x, g| s.zero();
 
+    /// x to the power of the exponent.
     Pow { exponent } saves Input;
     |s, x| vmath::pow(s, x, s.splat(exponent));
     |s, x, g| {
@@ -330,14 +362,17 @@ unary_functions! {
         s.select(inside, g, s.zero())
     };
 
+    /// The sine, with x in radians.
     Sin saves Input;
     |s, x| vmath::sin(s, x);
     |s, x, g| s.mul(g, vmath::cos(s, x));
 
+    /// The cosine, with x in radians.
     Cos saves Input;
     |s, x| vmath::cos(s, x);
     |s, x, g| s.neg(s.mul(g, vmath::sin(s, x)));
 
+    /// The error function.
     Erf saves Input;
     |s, x| vmath::erf(s, x);
     |s, x, g| {

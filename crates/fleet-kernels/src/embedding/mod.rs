@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 pub struct BadId {
     /// Index of the first wrong id.
     pub position: usize,
+    /// The id at that position.
     pub id: i64,
     /// Number of rows of the table.
     pub rows: usize,
@@ -50,9 +51,13 @@ impl From<BadId> for fleet_base::Error {
 /// `Grid { start: 13, group: slots, group_stride: width, stride: dim }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
+    /// Offset of the first row.
     pub start: usize,
+    /// Number of rows in a group.
     pub group: usize,
+    /// Distance from one group to the next.
     pub group_stride: usize,
+    /// Distance between rows of a group.
     pub stride: usize,
 }
 

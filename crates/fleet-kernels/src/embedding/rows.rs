@@ -15,7 +15,9 @@ const ZERO_FLOATS_PER_TASK: usize = 1 << 16;
 /// The gradient rows: that of position `i` is at the offset which `grid` gives.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
+    /// The memory that holds the rows.
     pub data: &'a [f32],
+    /// Where each row starts.
     pub grid: Grid,
 }
 
@@ -271,9 +273,13 @@ impl UpdateOp for AdagradRows {
 /// `sqrt(1 - beta2^t) / (1 - beta1^t)`, and `epsilon` is scaled by `sqrt(1 - beta2^t)`.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamRows {
+    /// Learning rate, with the bias correction.
     pub lr: f32,
+    /// Factor of the moving average of gradients.
     pub beta1: f32,
+    /// Factor of the moving average of squared gradients.
     pub beta2: f32,
+    /// Added to the root.
     pub epsilon: f32,
 }
 

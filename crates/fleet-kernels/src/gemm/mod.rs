@@ -56,11 +56,15 @@ pub struct Gemm {
     pub trans_b: bool,
     /// Distance between stored rows, in elements.
     pub lda: usize,
+    /// Distance between stored rows of B, in elements.
     pub ldb: usize,
+    /// Distance between rows of C, in elements.
     pub ldc: usize,
+    /// Factor on the product.
     pub alpha: f32,
     /// If 0, C is written without being read.
     pub beta: f32,
+    /// Number of products, and where their matrices are.
     pub batch: Batch,
     /// Instruction set. The default is the best of the machine; tests set others.
     pub isa: Isa,
@@ -69,13 +73,18 @@ pub struct Gemm {
 /// Two nested counts of products, and the strides of their matrices. A stride of 0 shares a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
+    /// Number of products at the outer and the inner level.
     pub count: [usize; 2],
+    /// Distance between matrices A at the two levels, in elements.
     pub a: [usize; 2],
+    /// Like `a`, for B.
     pub b: [usize; 2],
+    /// Like `a`, for C.
     pub c: [usize; 2],
 }
 
 impl Batch {
+    /// One product.
     pub const ONE: Batch = Batch { count: [1, 1], a: [0, 0], b: [0, 0], c: [0, 0] };
 
     fn len(&self) -> usize {
@@ -96,6 +105,7 @@ impl Batch {
 pub struct Epilogue<'a> {
     /// One number per column, added to every row.
     pub bias: Option<&'a [f32]>,
+    /// Whether to replace negative numbers by 0, after the bias.
     pub relu: bool,
     /// A mask with the layout of C, which sets C to 0 where the mask is not positive. It computes
     /// the gradient of a relu within the product that computes the gradient of the relu's output.
@@ -106,6 +116,7 @@ pub struct Epilogue<'a> {
 }
 
 impl Epilogue<'_> {
+    /// No operation.
     pub const NONE: Epilogue<'static> =
         Epilogue { bias: None, relu: false, mask: None, finish: None };
 }
@@ -114,8 +125,11 @@ impl Epilogue<'_> {
 pub struct RowPart<'a> {
     /// Index of the product in the batch.
     pub item: usize,
+    /// Index of the row of C.
     pub row: usize,
+    /// Index of the first column of the part.
     pub col: usize,
+    /// The numbers, which the function may change.
     pub values: &'a mut [f32],
 }
 
@@ -153,14 +167,17 @@ impl Gemm {
         Gemm { trans_a: true, lda: m, trans_b: true, ldb: k, ..Gemm::nn(m, n, k) }
     }
 
+    /// Sets the factor on the product; 1 by default.
     pub fn alpha(self, alpha: f32) -> Gemm {
         Gemm { alpha, ..self }
     }
 
+    /// Sets the factor on the previous C; 0 by default, which does not read C.
     pub fn beta(self, beta: f32) -> Gemm {
         Gemm { beta, ..self }
     }
 
+    /// Sets the distances between stored rows of A, B and C, in elements.
     pub fn leading(self, lda: usize, ldb: usize, ldc: usize) -> Gemm {
         Gemm { lda, ldb, ldc, ..self }
     }
@@ -175,6 +192,7 @@ impl Gemm {
         Gemm { batch, ..self }
     }
 
+    /// Returns the number of floating-point operations of all products.
     pub fn flops(&self) -> f64 {
         2.0 * (self.batch.len() * self.m) as f64 * self.n as f64 * self.k as f64
     }

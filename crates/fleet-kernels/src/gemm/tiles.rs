@@ -15,7 +15,9 @@ use half::bf16;
 
 /// The element type of C.
 pub trait GemmOutput: Copy + Send + Sync {
+    /// Converts a sum, with rounding if the type is narrower.
     fn of(value: f32) -> Self;
+    /// Converts to f32 without loss.
     fn wide(self) -> f32;
 }
 

@@ -109,6 +109,7 @@ pub(crate) struct Finish {
 }
 
 impl Finish {
+    /// Stores the product without change.
     pub const STORE: Finish = Finish {
         alpha: 1.0,
         beta: 0.0,

@@ -44,6 +44,7 @@ use crate::{for_registers, kernel};
 /// A penalty on the parameters, added to the gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Regularizer {
+    /// No penalty.
     #[default]
     None,
     /// g += coefficient * sign(w).
@@ -60,9 +61,11 @@ pub struct Segment {
     param: *mut f32,
     state: [*mut f32; 3],
     powers: Option<[f32; 2]>,
+    /// Number of elements.
     pub len: usize,
     /// Factor on the step's learning rate.
     pub lr_scale: f32,
+    /// Penalty that is added to the gradient.
     pub regularizer: Regularizer,
     /// Decay that AdamW, LARS and LAMB apply separately from the gradient; 0 excludes the tensor.
     pub weight_decay: f32,
@@ -71,6 +74,7 @@ pub struct Segment {
 /// The memory of one segment, for a step.
 #[derive(Debug)]
 pub struct Tensors<'a> {
+    /// The parameter, which is updated in place.
     pub param: &'a mut [f32],
     /// May be absent for [`BoundSegments::update_part`].
     pub grad: Option<&'a [f32]>,
@@ -124,27 +128,86 @@ pub enum Rule {
     /// w -= lr g.
     Sgd,
     /// State v. v = mu v + g; w -= lr v, or lr (g + mu v) with Nesterov.
-    Momentum { mu: f32, nesterov: bool },
+    Momentum {
+        /// Factor of the velocity.
+        mu: f32,
+        /// Whether to look one step ahead.
+        nesterov: bool,
+    },
     /// State m, v. m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g²;
     /// w -= lr √(1 - b2^t) / (1 - b1^t) m / (√v + eps √(1 - b2^t)).
-    Adam { beta1: f32, beta2: f32, epsilon: f32 },
+    Adam {
+        /// Factor of the moving average of gradients.
+        beta1: f32,
+        /// Factor of the moving average of squared gradients.
+        beta2: f32,
+        /// Added to the root.
+        epsilon: f32,
+    },
     /// Adam after w *= 1 - lr decay.
-    AdamW { beta1: f32, beta2: f32, epsilon: f32 },
+    AdamW {
+        /// Factor of the moving average of gradients.
+        beta1: f32,
+        /// Factor of the moving average of squared gradients.
+        beta2: f32,
+        /// Added to the root.
+        epsilon: f32,
+    },
     /// State m, u; m as in Adam. u = max(|g|, b2 u + eps); w -= lr / (1 - b1^t) m / u.
-    Adamax { beta1: f32, beta2: f32, epsilon: f32 },
+    Adamax {
+        /// Factor of the moving average of gradients.
+        beta1: f32,
+        /// Factor of the decaying maximum of gradients.
+        beta2: f32,
+        /// Added to the decayed maximum.
+        epsilon: f32,
+    },
     /// State h. h += g²; w -= lr g / (√h + eps).
-    Adagrad { epsilon: f32 },
+    Adagrad {
+        /// Added to the root.
+        epsilon: f32,
+    },
     /// State E[g²], E[dx²]. dx = -√((E[dx²] + eps) / (E[g²] + eps)) g; w += lr dx.
-    Adadelta { rho: f32, epsilon: f32 },
+    Adadelta {
+        /// Factor of both moving averages.
+        rho: f32,
+        /// Added to both averages.
+        epsilon: f32,
+    },
     /// State ms, mom, and mg if centered. ms = rho ms + (1 - rho) g²; mg = rho mg + (1 - rho) g;
     /// mom = mu mom + lr g / √(ms - mg² + eps); w -= mom.
-    RmsProp { rho: f32, epsilon: f32, mu: f32, centered: bool },
+    RmsProp {
+        /// Factor of the moving averages.
+        rho: f32,
+        /// Added under the root.
+        epsilon: f32,
+        /// Factor of the velocity.
+        mu: f32,
+        /// Whether to subtract the square of the mean gradient.
+        centered: bool,
+    },
     /// State v. local = lr coeff ‖w‖ / (‖g‖ + decay ‖w‖ + eps) if decay and both norms are
     /// positive, else lr; v = mu v + local (g + decay w); w -= v.
-    Lars { mu: f32, coeff: f32, epsilon: f32 },
+    Lars {
+        /// Factor of the velocity.
+        mu: f32,
+        /// Factor of the ratio of norms.
+        coeff: f32,
+        /// Added to the divisor of the ratio.
+        epsilon: f32,
+    },
     /// State m, v as in Adam. r = m̂ / (√v̂ + eps) + decay w; w -= lr trust r. If both norms are
     /// positive, and decay is positive or `always_adapt` is set, trust = ‖w‖ / ‖r‖, else 1.
-    Lamb { beta1: f32, beta2: f32, epsilon: f32, always_adapt: bool },
+    Lamb {
+        /// Factor of the moving average of gradients.
+        beta1: f32,
+        /// Factor of the moving average of squared gradients.
+        beta2: f32,
+        /// Added to the root.
+        epsilon: f32,
+        /// Whether to scale by the norms also without decay.
+        always_adapt: bool,
+    },
 }
 
 impl Rule {
@@ -166,11 +229,13 @@ impl Rule {
 /// The parameters that change from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
+    /// Learning rate of the step.
     pub lr: f32,
     /// Factor on every gradient, applied before the regularizer.
     pub grad_scale: f32,
     /// b1^t and b2^t for rules with bias correction, where t includes this step.
     pub beta1_pow: f32,
+    /// See `beta1_pow`.
     pub beta2_pow: f32,
 }
 
@@ -215,6 +280,7 @@ pub struct BoundSegments<'a> {
 }
 
 impl Segments {
+    /// Returns the plan of an update of all segments, split into tasks of equal size.
     pub fn new(segments: Vec<Segment>) -> Self {
         let (mut pieces, mut tasks, mut firsts) = (Vec::new(), vec![0], vec![0]);
         let mut filled = 0;
@@ -253,6 +319,7 @@ impl Segments {
         self.segments.iter().map(|segment| segment.len).sum()
     }
 
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }

@@ -14,7 +14,9 @@ pub struct Table<'a> {
     pub param: &'a mut [f32],
     /// State tables of the same shape; [`Rule::state_count`] of them are present.
     pub state: [Option<&'a mut [f32]>; 3],
+    /// Numbers per row.
     pub width: usize,
+    /// Penalty that is added to the gradients.
     pub regularizer: Regularizer,
     /// See [`Segment::weight_decay`]. LARS and LAMB do not support rows.
     pub weight_decay: f32,

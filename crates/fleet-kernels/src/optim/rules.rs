@@ -29,12 +29,14 @@ impl Gradient {
 pub trait UpdateOp: Copy + Send + Sync {
     /// Number of state values of a parameter, the first ones of `state`.
     const STATES: usize;
+    /// Returns the new parameters of a register, from parameters `w`, gradients `g` and the state.
     fn update<S: Simd>(self, s: S, w: S::F, g: S::F, state: &mut [S::F; 3]) -> S::F;
 }
 
 /// w -= lr g.
 #[derive(Clone, Copy)]
 pub struct SgdOp {
+    /// Learning rate.
     pub lr: f32,
 }
 
@@ -49,7 +51,9 @@ impl UpdateOp for SgdOp {
 /// v = mu v + g; w -= lr v, or lr (g + mu v) with Nesterov. State: v.
 #[derive(Clone, Copy)]
 pub struct MomentumOp<const NESTEROV: bool> {
+    /// Learning rate.
     pub lr: f32,
+    /// Factor of the velocity.
     pub mu: f32,
 }
 
@@ -262,7 +266,9 @@ impl UpdateOp for LambOp {
 /// h += g²; w -= lr g / (√h + epsilon). State: h.
 #[derive(Clone, Copy)]
 pub struct RowAdagradOp {
+    /// Learning rate.
     pub lr: f32,
+    /// Added to the root.
     pub epsilon: f32,
 }
 
@@ -282,8 +288,11 @@ impl UpdateOp for RowAdagradOp {
 /// s = g scale; w -= lr s √(g0 / (g0 + g2)); then g2 += s². State: g2.
 #[derive(Clone, Copy)]
 pub struct StdAdagradOp {
+    /// Learning rate.
     pub lr: f32,
+    /// Initial sum of squares.
     pub g0: f32,
+    /// Factor on the gradient.
     pub scale: f32,
 }
 
@@ -302,7 +311,9 @@ impl UpdateOp for StdAdagradOp {
 /// m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g²; w -= rate m / (√v + epsilon). State: m, v.
 #[derive(Clone, Copy)]
 pub struct RowAdamOp {
+    /// Factor of the moving average of gradients.
     pub beta1: f32,
+    /// Factor of the moving average of squared gradients.
     pub beta2: f32,
     /// lr √(1 - b2^t) / (1 - b1^t).
     pub rate: f32,

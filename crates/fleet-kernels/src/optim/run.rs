@@ -9,8 +9,11 @@ use crate::simd::Simd;
 /// Weights with their gradient and the state of the rule.
 #[derive(Debug)]
 pub struct Run<'a> {
+    /// The weights, which are updated in place.
     pub weights: &'a mut [f32],
+    /// The state of the rule: runs as long as the weights, one after another.
     pub state: &'a mut [f32],
+    /// One gradient per weight.
     pub grad: &'a [f32],
 }
 
@@ -89,10 +92,13 @@ pub fn sgd_with_mean_square<S: Simd>(
 /// Adam with one moment of each order per run.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedAdamOp {
+    /// Factor of the moving average of gradients.
     pub beta1: f32,
+    /// Factor of the moving average of squared gradients.
     pub beta2: f32,
     /// lr √(1 - b2^t) / (1 - b1^t).
     pub rate: f32,
+    /// Added to the root.
     pub epsilon: f32,
 }
 

@@ -96,6 +96,7 @@ impl Pool {
         Pool { shared, turn: Mutex::new(()), workers }
     }
 
+    /// Returns the number of threads, including the caller's.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }

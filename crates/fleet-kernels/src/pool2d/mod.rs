@@ -44,17 +44,24 @@ enum Windows {
 /// The shape of the input tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input {
+    /// Number of images.
     pub batch: usize,
+    /// Number of channels.
     pub channels: usize,
+    /// Number of rows of an image.
     pub height: usize,
+    /// Number of columns of an image.
     pub width: usize,
+    /// Position of the channels in memory.
     pub order: Order,
 }
 
 /// Windows at regular intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strided {
+    /// Height and width of a window.
     pub size: [usize; 2],
+    /// Vertical and horizontal distance between windows.
     pub stride: [usize; 2],
     /// Padding before and after, for height and width.
     pub pads: [[usize; 2]; 2],
@@ -129,10 +136,12 @@ impl Pool2d {
         self.output
     }
 
+    /// Returns the number of floats of the input.
     pub fn input_len(&self) -> usize {
         self.images * self.channels * self.input[0] * self.input[1]
     }
 
+    /// Returns the number of floats of the result.
     pub fn output_len(&self) -> usize {
         self.images * self.channels * self.output[0] * self.output[1]
     }
@@ -193,6 +202,7 @@ impl Pool2d {
         });
     }
 
+    /// Writes the average of each window of `x` to `y`. `count` says whether padding counts.
     pub fn average_forward(&self, pool: &Pool, count: Count, x: &[f32], y: &mut [f32]) {
         self.check(x.len(), y.len());
         let y = Shareable::new(y);
@@ -205,6 +215,7 @@ impl Pool2d {
         });
     }
 
+    /// Writes the gradient of the input of [`Pool2d::average_forward`] to `dx`.
     pub fn average_backward(&self, pool: &Pool, count: Count, dy: &[f32], dx: &mut [f32]) {
         self.check(dx.len(), dy.len());
         let dx = Shareable::new(dx);
@@ -306,8 +317,11 @@ const FLOATS_PER_TASK: usize = 1 << 15;
 
 /// The position of a maximum in its window: row by row, from the first value inside the input.
 pub trait Offset: Copy + Default + Send + Sync {
+    /// The largest position.
     const MAX: usize;
+    /// Converts a position, which must not exceed [`Offset::MAX`].
     fn of(index: u32) -> Self;
+    /// Returns the position.
     fn index(self) -> u32;
 }
 

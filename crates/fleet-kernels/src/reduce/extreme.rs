@@ -9,7 +9,9 @@ use std::ops::Range;
 /// The extreme that [`arg_extreme`] finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extreme {
+    /// The largest number.
     Max,
+    /// The smallest number.
     Min,
 }
 

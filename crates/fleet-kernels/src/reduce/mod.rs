@@ -34,10 +34,15 @@ use crate::simd::{SharedPtr, Simd};
 /// The operation over the reduced axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fold {
+    /// The sum.
     Sum,
+    /// The sum divided by the number of elements.
     Mean,
+    /// The largest element.
     Max,
+    /// The smallest element.
     Min,
+    /// The product.
     Prod,
 }
 

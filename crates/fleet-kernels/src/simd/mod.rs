@@ -56,8 +56,11 @@ pub use registers::Simd;
 /// The instruction sets for which kernels are compiled, weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
+    /// Any machine.
     Portable,
+    /// AVX2 with FMA.
     Avx2,
+    /// AVX-512.
     Avx512,
 }
 

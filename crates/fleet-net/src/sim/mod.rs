@@ -42,17 +42,21 @@ use std::time::Duration;
 /// Behaviour of the network. The defaults model a bad day in a data centre.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// Seed of all random choices.
     pub seed: u64,
     /// Host of each rank. The length of the list is the number of ranks.
     pub hosts: Vec<String>,
     /// Minimum and maximum delay of a segment.
     pub delay_min: Duration,
+    /// Maximum delay of a segment.
     pub delay_max: Duration,
-    /// Probability that a segment is lost. It is sent again after [`Options::resend`].
+    /// Probability that a segment is lost. It is sent again after [`Options::resend_delay`].
     pub loss: f64,
+    /// Time after which a lost segment is sent again.
     pub resend_delay: Duration,
     /// Probability that a segment is duplicated.
     pub duplication: f64,
+    /// Maximum size of a segment.
     pub segment_bytes_max: usize,
     /// Capacity of a connection in bytes. Beyond it, the sender waits.
     pub pipe_bytes: usize,
@@ -60,10 +64,12 @@ pub struct Options {
     pub notice_death: Duration,
     /// Longest delay from the start of a hang until the tokens of the other ranks fire.
     pub notice_hang: Duration,
+    /// Faults of processes and connections.
     pub faults: Vec<Fault>,
 }
 
 impl Options {
+    /// Returns the defaults for `ranks` ranks on one host.
     pub fn new(ranks: usize, seed: u64) -> Options {
         Options {
             seed,
@@ -86,21 +92,42 @@ impl Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The process dies: a part of its pending sends goes out, and its connections are reset.
-    Crash { rank: usize, step: u64 },
+    Crash {
+        /// The rank.
+        rank: usize,
+        /// Number of the transfer.
+        step: u64,
+    },
     /// The process is stopped or its host is cut off: connections stay open but carry nothing.
-    Hang { rank: usize, step: u64 },
+    Hang {
+        /// The rank.
+        rank: usize,
+        /// Number of the transfer.
+        step: u64,
+    },
     /// Its connections with `peer` are lost, including bytes in flight. Both processes live.
-    Cut { rank: usize, step: u64, peer: usize },
+    Cut {
+        /// The rank.
+        rank: usize,
+        /// Number of the transfer.
+        step: u64,
+        /// The rank at the other end of the connections.
+        peer: usize,
+    },
 }
 
 /// Result of one rank.
 #[derive(Debug)]
 pub enum Outcome<T> {
+    /// It returned.
     Ended(Result<T>),
+    /// It died by a [`Fault::Crash`].
     Crashed,
+    /// It hung by a [`Fault::Hang`].
     Hung,
 }
 
+/// Result of a simulated run.
 #[derive(Debug)]
 pub struct Report<T> {
     /// Results by rank.
@@ -182,6 +209,7 @@ impl SimFabric {
         &self.abort
     }
 
+    /// Time on the clock of the simulation.
     pub fn now(&self) -> Time {
         self.world.now()
     }

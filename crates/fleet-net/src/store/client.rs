@@ -90,6 +90,7 @@ impl StoreClient {
         Ok(client)
     }
 
+    /// Address of the store's server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -19,6 +19,7 @@ struct Shared {
 }
 
 impl MemoryStore {
+    /// Returns an empty store.
     pub fn new() -> MemoryStore {
         MemoryStore::default()
     }

@@ -31,8 +31,10 @@ pub use table::{KEY_BYTES_MAX, KEYS_MAX, TOTAL_BYTES_MAX, VALUE_BYTES_MAX};
 /// A key-value store. All calls are atomic, and all clients see them in one order, which the
 /// revision counts.
 pub trait Store: Send + Sync {
+    /// Sets the value of a key.
     fn set(&self, key: &str, value: &[u8], limits: &Limits) -> Result<()>;
 
+    /// Returns the value of a key, if it exists.
     fn get(&self, key: &str, limits: &Limits) -> Result<Option<Vec<u8>>>;
 
     /// Waits until all `keys` exist and returns their values. The error after the deadline names
@@ -90,6 +92,7 @@ impl dyn Store + '_ {
 /// The answer of [`Store::compare_and_set`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Swap {
+    /// The value was set.
     Done,
     /// Another value was set before; holds the current value.
     Lost(Option<Vec<u8>>),
@@ -107,10 +110,13 @@ pub struct Changes {
     pub changes: Vec<Change>,
 }
 
+/// A change of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
+    /// The key.
     pub key: String,
     /// The new value; `None` if the key was deleted.
     pub value: Option<Vec<u8>>,
+    /// The revision at which it changed.
     pub revision: u64,
 }

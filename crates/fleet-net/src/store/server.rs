@@ -127,6 +127,7 @@ impl StoreServer {
         Ok(StoreServer { listener: Some(listener), address, shared, thread: Some(thread) })
     }
 
+    /// Address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -66,7 +66,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct TcpOptions {
     /// Names the job and the attempt, and prefixes the keys in the store.
     pub job: String,
+    /// Rank of this process in the job.
     pub rank: usize,
+    /// Number of processes in the job.
     pub size: usize,
     /// Name or address of the interface to listen on. The default is the interface of the route to
     /// the store, or the loopback if the store is in this process.
@@ -87,10 +89,12 @@ pub struct TcpOptions {
     /// Time that a rank with a broken connection waits for its token to fire, because the token's
     /// reason tells more. Useful for processes with a [`crate::Membership`].
     pub notice_wait: Duration,
+    /// Log for events that no call reports.
     pub log: Log,
 }
 
 impl TcpOptions {
+    /// Returns the defaults for a rank of a job.
     pub fn new(job: &str, rank: usize, size: usize) -> TcpOptions {
         TcpOptions {
             job: job.to_string(),
@@ -108,11 +112,13 @@ impl TcpOptions {
         }
     }
 
+    /// Sets the interface to listen on, by name or address.
     pub fn interface(mut self, interface: &str) -> TcpOptions {
         self.interface = Some(interface.to_string());
         self
     }
 
+    /// Sets the address of the store, on whose route ranks listen.
     pub fn store(mut self, address: SocketAddr) -> TcpOptions {
         self.store = Some(address);
         self

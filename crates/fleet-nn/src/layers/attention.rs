@@ -28,6 +28,7 @@ pub struct Attention<'n> {
 }
 
 impl<'n> Attention<'n> {
+    /// Returns the defaults: no mask, no dropout, scores scaled by `1 / sqrt(D)`.
     pub fn new() -> Attention<'n> {
         Attention::default()
     }

@@ -24,16 +24,27 @@ use fleet_ir::VarId;
 /// ```
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
+    /// Activation of the output; none by default.
     pub act: Option<Act>,
+    /// Weight of the old value in the moving averages: `moving = momentum * moving + (1 - momentum)
+    /// * batch`. 0.9 by default.
     pub momentum: f64,
+    /// Added to the variance before the root is taken; 1e-5 by default.
     pub epsilon: f64,
+    /// The scale per channel, 1 at first.
     pub scale: ParamAttr,
+    /// The shift per channel, 0 at first.
     pub shift: ParamAttr,
+    /// Name of the moving mean; by default the layer's name and `.w_1`.
     pub moving_mean_name: Option<String>,
+    /// Name of the moving variance; by default the layer's name and `.w_2`.
     pub moving_variance_name: Option<String>,
     /// Whether training also normalizes by the moving averages.
     pub use_global_stats: bool,
+    /// Position of the channels in the input; NCHW by default.
     pub data_format: DataFormat,
+    /// Name of the layer, which begins the names of its variables; `batch_norm_0` and so on by
+    /// default.
     pub name: Option<String>,
 }
 
@@ -44,6 +55,7 @@ impl Default for BatchNorm {
 }
 
 impl BatchNorm {
+    /// Returns the defaults: momentum 0.9, epsilon 1e-5, no activation, NCHW.
     pub fn new() -> BatchNorm {
         BatchNorm {
             act: None,

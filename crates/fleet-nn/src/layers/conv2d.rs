@@ -101,22 +101,33 @@ impl From<[i64; 4]> for Padding {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Conv2d {
+    /// Number of output channels.
     pub num_filters: i64,
+    /// Height and width of a filter.
     pub filter_size: Pair,
+    /// Distance between neighbouring windows; 1 by default.
     pub stride: Pair,
+    /// Padding around the image; none by default.
     pub padding: Padding,
+    /// Distance between neighbouring taps of a filter; 1 by default.
     pub dilation: Pair,
     /// Number of groups of channels, each with its own filters. As many as channels gives a
     /// depthwise convolution.
     pub groups: i64,
+    /// Activation of the output; none by default.
     pub act: Option<Act>,
+    /// The filters.
     pub weight: ParamAttr,
+    /// The bias per output channel, 0 at first; `None` for no bias.
     pub bias: Option<ParamAttr>,
+    /// Position of the channels in the input; NCHW by default.
     pub data_format: DataFormat,
+    /// Name of the layer, which begins the names of its variables; `conv2d_0` and so on by default.
     pub name: Option<String>,
 }
 
 impl Conv2d {
+    /// Returns a convolution with stride 1, no padding, a bias and no activation.
     pub fn new(num_filters: i64, filter_size: impl Into<Pair>) -> Conv2d {
         Conv2d {
             num_filters,
@@ -145,6 +156,7 @@ impl Conv2d {
         name: Some(impl Into<String>),
     }
 
+    /// Leaves out the bias, for example before a batch norm.
     pub fn no_bias(mut self) -> Self {
         self.bias = None;
         self

@@ -15,6 +15,7 @@ use fleet_base::Error;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
+    /// Probability that an element is set to zero in training.
     pub prob: f64,
     /// Whether to scale at inference instead of in training.
     pub downgrade_in_infer: bool,
@@ -23,6 +24,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
+    /// Returns a dropout that scales the kept elements by `1 / (1 - prob)` in training.
     pub fn new(prob: f64) -> Dropout {
         Dropout { prob, downgrade_in_infer: false, seed: 0 }
     }

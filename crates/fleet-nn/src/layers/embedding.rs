@@ -35,6 +35,7 @@ impl Remote<'_> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Embedding {
+    /// Number of rows and their width.
     pub size: [i64; 2],
     /// Whether the gradient holds only the rows in use, so that only these are updated.
     pub is_sparse: bool,
@@ -42,12 +43,17 @@ pub struct Embedding {
     pub is_distributed: bool,
     /// Id whose row is always zero. Negative ids count from the end.
     pub padding_idx: Option<i64>,
+    /// Element type of the rows; f32 by default.
     pub dtype: DType,
+    /// The table.
     pub weight: ParamAttr,
+    /// Name of the layer, which begins the names of its variables; `embedding_0` and so on by
+    /// default.
     pub name: Option<String>,
 }
 
 impl Embedding {
+    /// Returns a table of `vocabulary` rows of `width` numbers, with dense gradients.
     pub fn new(vocabulary: impl TryInto<i64>, width: impl TryInto<i64>) -> Embedding {
         Embedding {
             // A size out of range becomes -1, which is rejected like any negative size.
@@ -61,11 +67,13 @@ impl Embedding {
         }
     }
 
+    /// Makes the gradient hold only the rows in use: see [`is_sparse`](field@Self::is_sparse).
     pub fn sparse(mut self) -> Self {
         self.is_sparse = true;
         self
     }
 
+    /// Stores the table on parameter servers, if the job has any.
     pub fn distributed(mut self) -> Self {
         self.is_distributed = true;
         self

@@ -21,17 +21,23 @@ use fleet_ir::VarId;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Fc {
+    /// Number of outputs.
     pub size: i64,
     /// Number of leading dimensions to keep. The others are flattened into the input width.
     /// Negative counts from the end.
     pub num_flatten_dims: i64,
+    /// Activation of the output; none by default.
     pub act: Option<Act>,
+    /// The weight, `[input width, size]`.
     pub weight: ParamAttr,
+    /// The bias, `[size]`, 0 at first; `None` for no bias.
     pub bias: Option<ParamAttr>,
+    /// Name of the layer, which begins the names of its variables; `fc_0` and so on by default.
     pub name: Option<String>,
 }
 
 impl Fc {
+    /// Returns a layer of `size` outputs with a bias, over all dimensions but the first.
     pub fn new(size: impl TryInto<i64>) -> Fc {
         Fc {
             // A size out of range becomes -1, which is rejected like any negative size.
@@ -52,6 +58,7 @@ impl Fc {
         name: Some(impl Into<String>),
     }
 
+    /// Leaves out the bias.
     pub fn no_bias(mut self) -> Self {
         self.bias = None;
         self

@@ -23,10 +23,16 @@ use fleet_tensor::DType;
 pub struct LayerNorm {
     /// First of the dimensions that are normalized together. Negative counts from the end.
     pub begin_norm_axis: i64,
+    /// Added to the variance before the root is taken; 1e-5 by default.
     pub epsilon: f64,
+    /// The scale per element, 1 at first; `None` for none.
     pub scale: Option<ParamAttr>,
+    /// The shift per element, 0 at first; `None` for none.
     pub shift: Option<ParamAttr>,
+    /// Activation of the output; none by default.
     pub act: Option<Act>,
+    /// Name of the layer, which begins the names of its variables; `layer_norm_0` and so on by
+    /// default.
     pub name: Option<String>,
 }
 
@@ -63,11 +69,13 @@ impl LayerNorm {
         name: Some(impl Into<String>),
     }
 
+    /// Leaves out the scale.
     pub fn no_scale(mut self) -> Self {
         self.scale = None;
         self
     }
 
+    /// Leaves out the shift.
     pub fn no_shift(mut self) -> Self {
         self.shift = None;
         self

@@ -17,6 +17,7 @@ use crate::{Act, Init, ParamAttr, Var};
 pub struct Linear(Fc);
 
 impl Linear {
+    /// Returns a map of the last dimension to `size` outputs, with a bias.
     pub fn new(size: impl TryInto<i64>) -> Linear {
         Linear(Fc::new(size).num_flatten_dims(-1))
     }
@@ -27,22 +28,27 @@ impl Linear {
         Linear(Fc { weight: ParamAttr { initializer, ..ParamAttr::new() }, name, ..fc })
     }
 
+    /// Sets the activation of the output.
     pub fn act(self, act: Act) -> Self {
         Linear(self.0.act(act))
     }
 
+    /// Sets the attributes of the weight: name, initializer and others.
     pub fn weight(self, attr: impl Into<ParamAttr>) -> Self {
         Linear(self.0.weight(attr))
     }
 
+    /// Sets the attributes of the bias.
     pub fn bias(self, attr: impl Into<ParamAttr>) -> Self {
         Linear(self.0.bias(attr))
     }
 
+    /// Leaves out the bias.
     pub fn no_bias(self) -> Self {
         Linear(self.0.no_bias())
     }
 
+    /// Sets the name of the layer, which begins the names of its variables.
     pub fn name(self, name: impl Into<String>) -> Self {
         Linear(self.0.name(name))
     }

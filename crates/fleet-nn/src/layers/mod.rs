@@ -36,8 +36,10 @@ pub use transformer::TransformerLayer;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DataFormat {
+    /// Batch, channels, height, width.
     #[default]
     Nchw,
+    /// Batch, height, width, channels.
     Nhwc,
 }
 

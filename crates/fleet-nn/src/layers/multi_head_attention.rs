@@ -17,10 +17,13 @@ use std::panic::Location;
 /// ```
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention<'n> {
+    /// Number of heads, which must divide the width of the input.
     pub heads: i64,
     /// Input of keys and values, for cross-attention. Without it, the layer is self-attention.
     pub key_value: Option<Var<'n>>,
+    /// Whether each position attends only to itself and earlier positions.
     pub causal: bool,
+    /// Mask, added to the scores.
     pub mask: Option<Var<'n>>,
     /// Dropout probability of the attention weights.
     pub dropout: f64,
@@ -32,6 +35,7 @@ pub struct MultiHeadAttention<'n> {
 }
 
 impl<'n> MultiHeadAttention<'n> {
+    /// Returns self-attention without mask and dropout.
     pub fn new(heads: i64) -> MultiHeadAttention<'n> {
         MultiHeadAttention {
             heads,

@@ -23,18 +23,25 @@ use crate::setters::setters;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Pool2d {
+    /// `max` or `avg`.
     pub pool_type: &'static str,
+    /// Height and width of a window.
     pub pool_size: Pair,
+    /// Distance between neighbouring windows; 1 by default.
     pub stride: Pair,
+    /// Padding around the image; none by default.
     pub padding: Padding,
     /// Whether one window covers the whole image.
     pub global: bool,
     /// Whether `pool_size` is the number of windows, which cover the image evenly.
     pub adaptive: bool,
+    /// Whether a window at the end may be partly outside the padded image; off by default.
     pub ceil_mode: bool,
     /// Whether averages exclude padding.
     pub exclusive: bool,
+    /// Position of the channels in the input; NCHW by default.
     pub data_format: DataFormat,
+    /// Name of the layer, from which the output gets its name.
     pub name: Option<String>,
 }
 

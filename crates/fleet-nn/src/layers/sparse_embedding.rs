@@ -20,10 +20,15 @@ use fleet_tensor::DType;
 pub enum Entry {
     /// Admits ids that appeared this many times.
     Count(i64),
-    /// Admits ids at random with this probability.
+    /// Refuses ids at random with this probability, as `ProbabilityEntry` of the documents does.
     Probability(f64),
-    /// Names of the variables with shows and clicks.
-    ShowClick { show: String, click: String },
+    /// Admits all ids, and counts their shows and clicks.
+    ShowClick {
+        /// Name of the variable with the shows of the samples.
+        show: String,
+        /// Name of the variable with the clicks of the samples.
+        click: String,
+    },
 }
 
 impl Entry {
@@ -55,7 +60,9 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub struct SparseEmbedding {
     table: Embedding,
+    /// Which ids get a row; all by default.
     pub entry: Option<Entry>,
+    /// Class of the table on the servers; `MemorySparseTable` by default.
     pub table_class: String,
     /// Feature slot of the ids. Click tables store it with each row, and text saves include it.
     pub slot: Option<u32>,
@@ -70,6 +77,8 @@ pub struct SparseEmbedding {
 const SLOT_COUNT: u32 = 1 << 31;
 
 impl SparseEmbedding {
+    /// Returns a table on parameter servers. In one process it has `vocabulary` rows of `width`
+    /// numbers.
     pub fn new(vocabulary: impl TryInto<i64>, width: impl TryInto<i64>) -> SparseEmbedding {
         SparseEmbedding {
             table: Embedding::new(vocabulary, width).sparse().distributed(),
@@ -89,21 +98,25 @@ impl SparseEmbedding {
         any_id: bool,
     }
 
+    /// Sets the id whose row is always zero.
     pub fn padding_idx(mut self, id: i64) -> Self {
         self.table = self.table.padding_idx(id);
         self
     }
 
+    /// Sets the element type of the rows; f32 by default.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.table = self.table.dtype(dtype);
         self
     }
 
+    /// Sets the attributes of the table: name, initializer and others.
     pub fn weight(mut self, attr: impl Into<ParamAttr>) -> Self {
         self.table = self.table.weight(attr);
         self
     }
 
+    /// Sets the name of the layer, which begins the names of its variables.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.table = self.table.name(name);
         self

@@ -18,18 +18,23 @@ use crate::{Act, Init, Var};
 /// ```
 #[derive(Clone, Debug)]
 pub struct TransformerLayer<'n> {
+    /// Number of heads, which must divide the width of the input.
     pub heads: i64,
     /// Width of the feed-forward net.
     pub ffn: i64,
     /// Whether norms precede the two parts (GPT) instead of following them (BERT).
     pub pre_norm: bool,
+    /// Activation of the feed-forward net; GELU by default.
     pub act: Act,
+    /// Whether each position attends only to itself and earlier positions.
     pub causal: bool,
+    /// Mask, added to the scores of the attention.
     pub mask: Option<Var<'n>>,
     /// Dropout probability of the outputs of the two parts.
     pub dropout: f64,
     /// Dropout probability of the attention weights.
     pub attention_dropout: f64,
+    /// Epsilon of both layer norms; 1e-5 by default.
     pub epsilon: f64,
     /// Initializer of every weight.
     pub init: Option<Init>,
@@ -38,6 +43,7 @@ pub struct TransformerLayer<'n> {
 }
 
 impl<'n> TransformerLayer<'n> {
+    /// Returns a layer as in BERT: norms after the two parts, GELU, no dropout.
     pub fn new(heads: i64, ffn: i64) -> TransformerLayer<'n> {
         TransformerLayer {
             heads,

@@ -10,10 +10,15 @@ use crate::prelude::*;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct BertConfig {
+    /// Number of words.
     pub vocabulary: i64,
+    /// Width of a token.
     pub hidden: i64,
+    /// Number of transformer layers.
     pub layers: usize,
+    /// Number of attention heads per layer.
     pub heads: i64,
+    /// Width of the feed-forward nets.
     pub ffn: i64,
     /// Number of tokens per sequence.
     pub length: i64,
@@ -23,9 +28,11 @@ pub struct BertConfig {
     pub sentence_types: i64,
     /// Whether sequences are padded. `input_mask` then marks the real tokens.
     pub padded: bool,
+    /// Dropout probability of embeddings, layers and attention weights.
     pub dropout: f64,
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
+    /// Epsilon of the layer norms.
     pub epsilon: f64,
 }
 
@@ -128,11 +135,13 @@ pub fn bert_encoder<'n>(net: &'n Net, config: &BertConfig) -> Encoder<'n> {
 /// Inputs and outputs of an encoder that classifies each token.
 #[derive(Clone, Debug)]
 pub struct TokenClassifier<'n> {
+    /// The encoder below the head.
     pub encoder: Encoder<'n>,
     /// `labels`: `[batch, length]`; -100 for tokens to ignore.
     pub labels: Var<'n>,
     /// `[batch, length, classes]`.
     pub logits: Var<'n>,
+    /// Mean cross entropy over the tokens that are not ignored.
     pub loss: Var<'n>,
 }
 
@@ -158,6 +167,7 @@ pub fn bert_tokens<'n>(net: &'n Net, config: &BertConfig, classes: i64) -> Token
 /// Inputs and outputs of an encoder that predicts masked words.
 #[derive(Clone, Debug)]
 pub struct BertMlm<'n> {
+    /// The encoder below the head.
     pub encoder: Encoder<'n>,
     /// `mask_pos`: `[masked, 1]`, positions in the flattened batch.
     pub positions: Var<'n>,
@@ -165,6 +175,7 @@ pub struct BertMlm<'n> {
     pub labels: Var<'n>,
     /// `[masked, vocabulary]`.
     pub logits: Var<'n>,
+    /// Mean cross entropy over the masked words.
     pub loss: Var<'n>,
 }
 

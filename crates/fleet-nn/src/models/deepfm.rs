@@ -12,7 +12,9 @@ use crate::prelude::*;
 /// ```
 #[derive(Clone, Debug)]
 pub struct DeepFmConfig {
+    /// Number of dense features per sample.
     pub numbers: i64,
+    /// Number of ids per sample.
     pub slots: i64,
     /// Number of rows of the table, which all slots share.
     pub vocabulary: i64,

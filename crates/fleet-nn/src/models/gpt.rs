@@ -10,13 +10,19 @@ use crate::prelude::*;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct GptConfig {
+    /// Number of words.
     pub vocabulary: i64,
+    /// Width of a token.
     pub hidden: i64,
+    /// Number of transformer layers.
     pub layers: usize,
+    /// Number of attention heads per layer.
     pub heads: i64,
+    /// Width of the feed-forward nets.
     pub ffn: i64,
     /// Number of tokens per sequence.
     pub length: i64,
+    /// Dropout probability of embeddings, layers and attention weights.
     pub dropout: f64,
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
@@ -48,6 +54,7 @@ pub struct Gpt<'n> {
     pub labels: Var<'n>,
     /// `[batch * length, vocabulary]`.
     pub logits: Var<'n>,
+    /// Mean cross entropy over all tokens.
     pub loss: Var<'n>,
     /// Output of each layer; these are suitable checkpoints for recompute.
     pub layers: Vec<Var<'n>>,

@@ -45,9 +45,13 @@ pub struct ImageClassifier<'n> {
     pub image: Var<'n>,
     /// `y`: `[batch, 1]`, class numbers.
     pub label: Var<'n>,
+    /// `[batch, classes]`, before the softmax.
     pub logits: Var<'n>,
+    /// Mean cross entropy of the batch.
     pub loss: Var<'n>,
+    /// Share of images whose class has the largest logit.
     pub acc1: Var<'n>,
+    /// Share of images whose class is among the five largest logits.
     pub acc5: Var<'n>,
 }
 
@@ -80,7 +84,9 @@ pub struct ClickModel<'n> {
     pub label: Var<'n>,
     /// Probability of a click.
     pub prediction: Var<'n>,
+    /// Mean logistic loss of the batch.
     pub loss: Var<'n>,
+    /// The areas under the curve, if the model measures them.
     pub auc: Option<AucVars<'n>>,
 }
 

@@ -15,12 +15,14 @@ use crate::prelude::*;
 pub struct ResNetConfig {
     /// 18, 34, 50, 101 or 152. Any other number means 50.
     pub layers: u32,
+    /// Number of classes; 1000 by default.
     pub classes: i64,
     /// Height and width of the images.
     pub size: i64,
 }
 
 impl ResNetConfig {
+    /// Returns the sizes for ImageNet: 1000 classes, images of 224 x 224.
     pub fn new(layers: u32) -> ResNetConfig {
         ResNetConfig { layers, classes: 1000, size: 224 }
     }

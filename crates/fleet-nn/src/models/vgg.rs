@@ -13,6 +13,7 @@ use crate::prelude::*;
 pub struct VggConfig {
     /// 11, 13, 16 or 19. Any other number means 16.
     pub layers: u32,
+    /// Number of classes; 1000 by default.
     pub classes: i64,
     /// Height and width of the images, at least 32.
     pub size: i64,
@@ -21,6 +22,7 @@ pub struct VggConfig {
 }
 
 impl VggConfig {
+    /// Returns the sizes for ImageNet: 1000 classes, images of 224 x 224.
     pub fn new(layers: u32) -> VggConfig {
         VggConfig { layers, classes: 1000, size: 224, hidden: 4096 }
     }

@@ -10,13 +10,16 @@ use crate::prelude::*;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Word2VecConfig {
+    /// Number of words.
     pub vocabulary: i64,
+    /// Width of a word vector.
     pub width: i64,
     /// Number of random words per true neighbour.
     pub negatives: i64,
 }
 
 impl Word2VecConfig {
+    /// Returns vectors of width 128 and 5 random words per neighbour.
     pub fn new(vocabulary: i64) -> Word2VecConfig {
         Word2VecConfig { vocabulary, width: 128, negatives: 5 }
     }
@@ -33,6 +36,7 @@ pub struct Word2Vec<'n> {
     pub negatives: Var<'n>,
     /// `[batch, 1 + negatives]`: score of each word, with the true neighbour first.
     pub logits: Var<'n>,
+    /// Logistic loss of a neighbour plus those of its random words, averaged over the batch.
     pub loss: Var<'n>,
 }
 

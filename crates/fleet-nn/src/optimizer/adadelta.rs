@@ -20,17 +20,22 @@ pub type Adadelta = Optimizer<AdadeltaRule>;
 /// Rule of [`Adadelta`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdadeltaRule {
+    /// Factor of both moving averages.
     pub rho: f64,
+    /// Added to both averages before the root is taken.
     pub epsilon: f64,
 }
 
 impl Adadelta {
+    /// Returns the optimizer with `rho` 0.95 and `epsilon` 1e-6.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Adadelta {
         Optimizer::with(AdadeltaRule { rho: 0.95, epsilon: 1e-6 }, learning_rate)
     }
 
     setters! {
+        /// Sets `rho`, the factor of both moving averages; 0.95 by default.
         rule.rho: f64,
+        /// Sets `epsilon`, which is added to both averages; 1e-6 by default.
         rule.epsilon: f64,
     }
 }

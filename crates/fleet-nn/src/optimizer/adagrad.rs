@@ -20,18 +20,23 @@ pub type Adagrad = Optimizer<AdagradRule>;
 /// Rule of [`Adagrad`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdagradRule {
+    /// Added to the root, so that the divisor is not 0.
     pub epsilon: f64,
+    /// The initial `h`.
     pub initial_accumulator_value: f64,
 }
 
 impl Adagrad {
+    /// Returns the optimizer with `epsilon` 1e-6, starting at `h = 0`.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Adagrad {
         let rule = AdagradRule { epsilon: 1e-6, initial_accumulator_value: 0.0 };
         Optimizer::with(rule, learning_rate)
     }
 
     setters! {
+        /// Sets `epsilon`, which keeps the divisor above 0; 1e-6 by default.
         rule.epsilon: f64,
+        /// Sets the initial `h`; 0 by default.
         rule.initial_accumulator_value: f64,
     }
 }

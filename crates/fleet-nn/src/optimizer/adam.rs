@@ -23,23 +23,32 @@ pub type Adam = Optimizer<AdamRule>;
 /// Rule of [`Adam`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamRule {
+    /// Factor of the moving average of gradients.
     pub beta1: f64,
+    /// Factor of the moving average of squared gradients.
     pub beta2: f64,
+    /// Added to the root, so that the divisor is not 0.
     pub epsilon: f64,
     /// Whether sparse gradients leave the moments of unused rows unchanged.
     pub lazy_mode: bool,
 }
 
 impl Adam {
+    /// Returns the optimizer with the default `beta1`, `beta2` and `epsilon`.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Adam {
         let rule = AdamRule { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, lazy_mode: false };
         Optimizer::with(rule, learning_rate)
     }
 
     setters! {
+        /// Sets `beta1`, the factor of the moving average of gradients; 0.9 by default.
         rule.beta1: f64,
+        /// Sets `beta2`, the factor of the moving average of squared gradients; 0.999 by default.
         rule.beta2: f64,
+        /// Sets `epsilon`, which keeps the divisor above 0; 1e-8 by default.
         rule.epsilon: f64,
+        /// Sets whether sparse gradients leave the moments of unused rows unchanged; off by
+        /// default.
         rule.lazy_mode: bool,
     }
 }

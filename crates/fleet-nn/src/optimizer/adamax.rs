@@ -20,20 +20,27 @@ pub type Adamax = Optimizer<AdamaxRule>;
 /// Rule of [`Adamax`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamaxRule {
+    /// Factor of the moving average of gradients.
     pub beta1: f64,
+    /// Factor of the decaying maximum of gradients.
     pub beta2: f64,
+    /// Added to the decayed maximum, so that the divisor is not 0.
     pub epsilon: f64,
 }
 
 impl Adamax {
+    /// Returns the optimizer with the default `beta1`, `beta2` and `epsilon`.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Adamax {
         let rule = AdamaxRule { beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
         Optimizer::with(rule, learning_rate)
     }
 
     setters! {
+        /// Sets `beta1`, the factor of the moving average of gradients; 0.9 by default.
         rule.beta1: f64,
+        /// Sets `beta2`, the factor of the decaying maximum of gradients; 0.999 by default.
         rule.beta2: f64,
+        /// Sets `epsilon`, which keeps the divisor above 0; 1e-8 by default.
         rule.epsilon: f64,
     }
 }

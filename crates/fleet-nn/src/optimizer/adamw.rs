@@ -22,16 +22,22 @@ pub type AdamW = Optimizer<AdamWRule>;
 /// Rule of [`AdamW`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamWRule {
+    /// Factor of the moving average of gradients.
     pub beta1: f64,
+    /// Factor of the moving average of squared gradients.
     pub beta2: f64,
+    /// Added to the root, so that the divisor is not 0.
     pub epsilon: f64,
+    /// Weight decay per step, multiplied by the learning rate.
     pub coeff: f64,
+    /// Whether sparse gradients leave the moments of unused rows unchanged.
     pub lazy_mode: bool,
     /// Substrings of the names of parameters that are not decayed.
     pub no_decay: Vec<String>,
 }
 
 impl AdamW {
+    /// Returns the optimizer with decay 0.01 of all parameters.
     pub fn new(learning_rate: impl Into<LearningRate>) -> AdamW {
         let rule = AdamWRule {
             beta1: 0.9,
@@ -51,11 +57,17 @@ impl AdamW {
     }
 
     setters! {
+        /// Sets `beta1`, the factor of the moving average of gradients; 0.9 by default.
         rule.beta1: f64,
+        /// Sets `beta2`, the factor of the moving average of squared gradients; 0.999 by default.
         rule.beta2: f64,
+        /// Sets `epsilon`, which keeps the divisor above 0; 1e-8 by default.
         rule.epsilon: f64,
-        /// Sets the decay coefficient.
+        /// Sets the weight decay per step, which is multiplied by the learning rate; 0.01 by
+        /// default.
         rule.coeff: f64,
+        /// Sets whether sparse gradients leave the moments of unused rows unchanged; off by
+        /// default.
         rule.lazy_mode: bool,
     }
 }

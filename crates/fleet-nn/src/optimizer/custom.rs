@@ -12,6 +12,7 @@ use std::sync::Arc;
 pub struct CustomRule(Arc<dyn UpdateRule>);
 
 impl CustomRule {
+    /// Wraps a rule.
     pub fn new(rule: impl UpdateRule + 'static) -> CustomRule {
         CustomRule(Arc::new(rule))
     }

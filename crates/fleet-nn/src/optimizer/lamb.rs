@@ -24,9 +24,13 @@ pub type Lamb = Optimizer<LambRule>;
 /// Rule of [`Lamb`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LambRule {
+    /// Factor of the moving average of gradients.
     pub beta1: f64,
+    /// Factor of the moving average of squared gradients.
     pub beta2: f64,
+    /// Added to the root, so that the divisor is not 0.
     pub epsilon: f64,
+    /// Weight decay, which is added to the update before it is scaled.
     pub lamb_weight_decay: f64,
     /// Whether to scale by the norms also without weight decay.
     pub always_adapt: bool,
@@ -35,6 +39,7 @@ pub struct LambRule {
 }
 
 impl Lamb {
+    /// Returns the optimizer with decay 0.01 of all parameters.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Lamb {
         let rule = LambRule {
             beta1: 0.9,
@@ -47,6 +52,7 @@ impl Lamb {
         Optimizer::with(rule, learning_rate)
     }
 
+    /// Excludes parameters from decay whose names contain one of these substrings.
     pub fn exclude_from_weight_decay<S: Into<String>>(
         mut self,
         parts: impl IntoIterator<Item = S>,
@@ -56,10 +62,16 @@ impl Lamb {
     }
 
     setters! {
+        /// Sets `beta1`, the factor of the moving average of gradients; 0.9 by default.
         rule.beta1: f64,
+        /// Sets `beta2`, the factor of the moving average of squared gradients; 0.999 by default.
         rule.beta2: f64,
+        /// Sets `epsilon`, which keeps the divisor above 0; 1e-6 by default.
         rule.epsilon: f64,
+        /// Sets the weight decay, which is added to the update before it is scaled; 0.01 by
+        /// default.
         rule.lamb_weight_decay: f64,
+        /// Sets whether to scale by the norms also without weight decay; off by default.
         rule.always_adapt: bool,
     }
 }

@@ -23,15 +23,20 @@ pub type LarsMomentum = Optimizer<LarsMomentumRule>;
 /// Rule of [`LarsMomentum`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LarsMomentumRule {
+    /// Factor of the velocity.
     pub mu: f64,
+    /// Factor of the ratio of weight norm to gradient norm.
     pub lars_coeff: f64,
+    /// Weight decay, which is added to the gradient and to its norm.
     pub lars_weight_decay: f64,
+    /// Added to the divisor of the ratio.
     pub epsilon: f64,
     /// Substrings of the names of parameters that are not decayed.
     pub exclude_from_weight_decay: Vec<String>,
 }
 
 impl LarsMomentum {
+    /// Returns the optimizer with `lars_coeff` 0.001 and decay 0.0005 of all parameters.
     pub fn new(learning_rate: impl Into<LearningRate>, mu: f64) -> LarsMomentum {
         let rule = LarsMomentumRule {
             mu,
@@ -43,6 +48,7 @@ impl LarsMomentum {
         Optimizer::with(rule, learning_rate)
     }
 
+    /// Excludes parameters from decay whose names contain one of these substrings.
     pub fn exclude_from_weight_decay<S: Into<String>>(
         mut self,
         parts: impl IntoIterator<Item = S>,
@@ -52,8 +58,12 @@ impl LarsMomentum {
     }
 
     setters! {
+        /// Sets the factor of the ratio of weight norm to gradient norm; 0.001 by default.
         rule.lars_coeff: f64,
+        /// Sets the weight decay, which is added to the gradient and to its norm; 0.0005 by
+        /// default.
         rule.lars_weight_decay: f64,
+        /// Sets `epsilon`, which is added to the divisor of the ratio; 0 by default.
         rule.epsilon: f64,
     }
 }

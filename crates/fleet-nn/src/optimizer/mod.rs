@@ -46,9 +46,11 @@ use std::sync::Arc;
 /// Settings that all optimizers share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerSettings {
+    /// The rate of each step, a number or a schedule.
     pub learning_rate: LearningRate,
     /// Weight decay of parameters without their own regularizer.
     pub weight_decay: Option<Regularizer>,
+    /// Clipping of the gradients before decay and update; none by default.
     pub grad_clip: Option<GradClip>,
     /// Names of the parameters to train; all by default.
     pub parameters: Option<Vec<String>>,
@@ -67,7 +69,9 @@ pub struct OptimizerSettings {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Optimizer<R> {
+    /// The update of one parameter, with its numbers.
     pub rule: R,
+    /// Learning rate, decay, clipping and the parameters to train.
     pub settings: OptimizerSettings,
 }
 
@@ -90,6 +94,7 @@ impl<R> Optimizer<R> {
         self
     }
 
+    /// Clips gradients before the update; without this call, they are not clipped.
     pub fn grad_clip(mut self, clip: GradClip) -> Self {
         self.settings.grad_clip = Some(clip);
         self
@@ -130,7 +135,9 @@ impl<R> Optimizer<R> {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerDesc {
+    /// The update of one parameter, with its numbers.
     pub rule: Rule,
+    /// Learning rate, decay, clipping and the parameters to train.
     pub settings: OptimizerSettings,
     /// Optimizer of embedding tables, if it differs: with its own rule, rate, decay and clipping. A
     /// table is a parameter that lookups read, with sparse or dense gradients. Strategies that
@@ -165,7 +172,10 @@ macro_rules! rules {
         /// Update rule of an optimizer.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Rule {
-            $($name($rule),)*
+            $(
+                #[doc = concat!("See [`", stringify!($rule), "`].")]
+                $name($rule),
+            )*
         }
 
         impl Rule {
@@ -211,8 +221,8 @@ impl Rule {
 /// If the op lacks the input `GradScale` or the attributes `regularization_method`,
 /// `regularization_coeff` and `lr_scale`, other ops do their work before the update: clipping by
 /// the global norm, weight decay, and the parameter's own factor of the learning rate. These ops
-/// need dense gradients. If it lacks the input `SkipUpdate` (`bool[1]`), an overflow under mixed
-/// precision makes an update with zero gradients.
+/// need dense gradients. If it lacks the input `SkipUpdate` (`bool[1]`), updates that mixed
+/// precision may skip are in a conditional block.
 pub trait UpdateRule: fmt::Debug + Send + Sync {
     /// Returns the name of the op.
     fn op(&self) -> &'static str;
@@ -236,7 +246,9 @@ pub trait UpdateRule: fmt::Debug + Send + Sync {
 /// writes it to `<slot>Out`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
+    /// Part of the variable's name: `velocity` of `fc_0.w_0_velocity_0`.
     pub name: &'static str,
+    /// The input slot of the op that reads the state.
     pub slot: &'static str,
     /// Initial value of each element.
     pub start: f64,
@@ -285,7 +297,9 @@ pub struct SkipUpdate {
 /// Results of [`OptimizerDesc::minimize`].
 #[derive(Clone, Debug)]
 pub struct MinimizedIds {
+    /// The trained parameters with their gradients, before clipping.
     pub params_grads: Vec<ParamGrad>,
+    /// The variable that holds the rate of the step.
     pub learning_rate: VarId,
 }
 
@@ -431,13 +445,32 @@ impl OptimizerDesc {
         let mut startup = Emit::new(&mut programs.startup, registry, OpRole::FORWARD);
         main.block = at.block;
         let grads = self.clipped(&mut main, &pairs)?;
+        let skip = self.skip_input(&mut main, at.skip_update.filter(|_| !grads.is_empty()))?;
         for clipped in &grads {
             main.device = devices.get(&clipped.param).cloned();
-            self.emit_update(&mut main, &mut startup, clipped, rate, at.skip_update)?;
+            self.emit_update(&mut main, &mut startup, clipped, rate, skip)?;
         }
         main.append();
         startup.append();
         Ok(rate)
+    }
+
+    /// Returns the input `SkipUpdate` of the updates, if they have one. If they need it and the op
+    /// lacks it, the updates go into a new block, which does not run in steps that are skipped.
+    fn skip_input(&self, main: &mut Emit<'_>, skip: Option<SkipUpdate>) -> Result<Option<VarId>> {
+        let update = self.rule.update();
+        let skip = skip.filter(|it| it.all_rules || update.skips_zeroed_steps());
+        let Some(SkipUpdate { condition, .. }) = skip else { return Ok(None) };
+        if main.registry.get(update.op())?.spec.input_index("SkipUpdate").is_some() {
+            return Ok(Some(condition));
+        }
+        let runs = main.named_op("logical_not")?.input("X", condition).one("Out")?;
+        let block = main.program.add_block(main.block);
+        let call = main.named_op("conditional_block")?.input("Cond", runs);
+        call.attr("sub_block", block).done()?;
+        main.append();
+        main.block = block;
+        Ok(None)
     }
 
     fn clipped(&self, main: &mut Emit<'_>, params_grads: &[ParamGrad]) -> Result<Vec<Clipped>> {
@@ -480,7 +513,7 @@ impl OptimizerDesc {
         startup: &mut Emit<'_>,
         clipped: &Clipped,
         rate: VarId,
-        skip: Option<SkipUpdate>,
+        skip: Option<VarId>,
     ) -> Result<()> {
         let var = main.program.var(clipped.param);
         let (name, shape) = (var.name.clone(), var.shape);
@@ -490,9 +523,6 @@ impl OptimizerDesc {
             .ok_or_else(|| Error::invalid(format!("cannot update '{name}': not a parameter")))?;
         let update = self.rule.update();
         let spec = &main.registry.get(update.op())?.spec;
-        let skip = skip.filter(|it| it.all_rules || update.skips_zeroed_steps());
-        let skip = skip.filter(|_| spec.input_index("SkipUpdate").is_some());
-        let skip = skip.map(|it| it.condition);
         let regularizer = param.regularizer.or(self.settings.weight_decay);
         let all = Inputs { grad: clipped.grad, scale: clipped.scale, regularizer, rate };
         let Inputs { grad, scale, regularizer, rate } =

@@ -22,16 +22,20 @@ pub type Momentum = Optimizer<MomentumRule>;
 /// Rule of [`Momentum`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct MomentumRule {
+    /// Factor of the velocity.
     pub mu: f64,
+    /// Whether to look one step ahead: `w -= lr * (g + mu * v)`.
     pub use_nesterov: bool,
 }
 
 impl Momentum {
+    /// Returns the optimizer without Nesterov's look-ahead; `mu` is usually 0.9.
     pub fn new(learning_rate: impl Into<LearningRate>, mu: f64) -> Momentum {
         Optimizer::with(MomentumRule { mu, use_nesterov: false }, learning_rate)
     }
 
     setters! {
+        /// Sets whether to look one step ahead, as Nesterov does; off by default.
         rule.use_nesterov: bool,
     }
 }

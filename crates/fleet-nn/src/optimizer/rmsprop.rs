@@ -22,22 +22,32 @@ pub type RmsProp = Optimizer<RmsPropRule>;
 /// Rule of [`RmsProp`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct RmsPropRule {
+    /// Factor of the moving averages.
     pub rho: f64,
+    /// Added under the root, so that the divisor is not 0.
     pub epsilon: f64,
+    /// Factor of the velocity; 0 by default.
     pub momentum: f64,
+    /// Whether to divide by the deviation of the gradient instead of its root mean square.
     pub centered: bool,
 }
 
 impl RmsProp {
+    /// Returns the optimizer with `rho` 0.95, `epsilon` 1e-6 and no momentum.
     pub fn new(learning_rate: impl Into<LearningRate>) -> RmsProp {
         let rule = RmsPropRule { rho: 0.95, epsilon: 1e-6, momentum: 0.0, centered: false };
         Optimizer::with(rule, learning_rate)
     }
 
     setters! {
+        /// Sets `rho`, the factor of the moving averages; 0.95 by default.
         rule.rho: f64,
+        /// Sets `epsilon`, which is added under the root; 1e-6 by default.
         rule.epsilon: f64,
+        /// Sets the factor of the velocity; 0 by default.
         rule.momentum: f64,
+        /// Sets whether to divide by the deviation of the gradient instead of its root mean square;
+        /// off by default.
         rule.centered: bool,
     }
 }

@@ -20,6 +20,7 @@ pub type Sgd = Optimizer<SgdRule>;
 pub struct SgdRule;
 
 impl Sgd {
+    /// Returns plain gradient descent.
     pub fn new(learning_rate: impl Into<LearningRate>) -> Sgd {
         Optimizer::with(SgdRule, learning_rate)
     }

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::prelude::*;
 
+/// The op `c_broadcast`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "c_broadcast",

@@ -12,6 +12,7 @@
 use super::{ATTRS, LABEL, NRANKS, RING_ID, TRAITS, copy, label, nranks};
 use crate::prelude::*;
 
+/// The op `c_comm_init`.
 pub static COMM_INIT: OpDef = OpDef {
     spec: OpSpec {
         name: "c_comm_init",
@@ -44,6 +45,7 @@ pub static COMM_INIT: OpDef = OpDef {
     traits: TRAITS,
 };
 
+/// The op `barrier`.
 pub static BARRIER: OpDef = OpDef {
     spec: OpSpec {
         name: "barrier",
@@ -77,7 +79,9 @@ pub static BARRIER: OpDef = OpDef {
     },
 };
 
+/// The op `c_sync_calc_stream`.
 pub static SYNC_CALC: OpDef = marker("c_sync_calc_stream");
+/// The op `c_sync_comm_stream`.
 pub static SYNC_COMM: OpDef = marker("c_sync_comm_stream");
 
 const fn marker(name: &'static str) -> OpDef {

@@ -22,6 +22,7 @@ use crate::{ReduceOp, Ring};
 use fleet_ir::Op;
 use std::sync::Arc;
 
+/// The op `dgc`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "dgc",
@@ -227,6 +228,7 @@ fn select(v: &[f32], order: &mut [i32], count: usize) {
     order[..count].sort_unstable();
 }
 
+/// The op `dgc_momentum`.
 pub static MOMENTUM: OpDef = OpDef {
     spec: OpSpec {
         name: "dgc_momentum",

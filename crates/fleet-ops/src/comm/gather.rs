@@ -18,6 +18,7 @@ const GATHERED: OpTraits = OpTraits {
     ..TRAITS
 };
 
+/// The op `c_allgather`.
 pub static ALL_GATHER: OpDef = OpDef {
     spec: OpSpec { name: "c_allgather", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer: |i| infer_gathered(i, false),
@@ -31,6 +32,7 @@ pub static ALL_GATHER: OpDef = OpDef {
     traits: GATHERED,
 };
 
+/// The op `c_reducescatter`.
 pub static REDUCE_SCATTER: OpDef = OpDef {
     spec: OpSpec {
         name: "c_reducescatter",
@@ -60,6 +62,7 @@ pub static REDUCE_SCATTER: OpDef = OpDef {
     },
 };
 
+/// The op `c_concat`.
 pub static CONCAT: OpDef = OpDef {
     spec: OpSpec { name: "c_concat", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer: |i| infer_gathered(i, true),
@@ -116,6 +119,7 @@ pub static SPLIT: OpDef = OpDef {
     traits: OpTraits { effect: false, ..TRAITS },
 };
 
+/// The op `c_allgather_rows`.
 pub static ALL_GATHER_ROWS: OpDef = OpDef {
     spec: OpSpec {
         name: "c_allgather_rows",

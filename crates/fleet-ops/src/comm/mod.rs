@@ -5,13 +5,13 @@
 //! other lanes follow from inputs and outputs. `use_calc_stream` moves a ring's ops to the compute
 //! lane.
 
-pub mod alltoall;
+pub(crate) mod alltoall;
 pub mod broadcast;
 pub mod control;
 pub mod dgc;
 pub mod gather;
 pub mod reduce;
-pub mod send_recv;
+pub(crate) mod send_recv;
 
 use crate::prelude::*;
 use crate::{Lane, Ring};

@@ -10,10 +10,15 @@ use super::{
 use crate::ReduceOp;
 use crate::prelude::*;
 
+/// The op `c_allreduce_sum`.
 pub static ALL_SUM: OpDef = all_reduce("c_allreduce_sum", AmpClass::Gray);
+/// The op `c_allreduce_max`.
 pub static ALL_MAX: OpDef = all_reduce("c_allreduce_max", AmpClass::Unlisted);
+/// The op `c_allreduce_min`.
 pub static ALL_MIN: OpDef = all_reduce("c_allreduce_min", AmpClass::Unlisted);
+/// The op `c_allreduce_prod`.
 pub static ALL_PROD: OpDef = all_reduce("c_allreduce_prod", AmpClass::Unlisted);
+/// The op `c_allreduce_avg`.
 pub static ALL_AVG: OpDef = all_reduce("c_allreduce_avg", AmpClass::Unlisted);
 
 const fn all_reduce(name: &'static str, amp: AmpClass) -> OpDef {
@@ -60,6 +65,7 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }))
 }
 
+/// The op `c_reduce_sum`.
 pub static REDUCE_SUM: OpDef = OpDef {
     spec: OpSpec {
         name: "c_reduce_sum",

@@ -6,6 +6,7 @@
 
 use crate::prelude::*;
 
+/// The op `conditional_block`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "conditional_block",

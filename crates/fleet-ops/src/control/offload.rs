@@ -34,6 +34,7 @@ fn check(i: &InferCtx<'_>) -> Result<Meta> {
     Ok(x)
 }
 
+/// The op `offload_store`.
 pub static STORE: OpDef = OpDef {
     spec: OpSpec { name: "offload_store", inputs: &[one("X")], outputs: &[], attrs: &[SLOT] },
     infer: |i| check(i).map(drop),
@@ -45,6 +46,7 @@ pub static STORE: OpDef = OpDef {
     traits: OpTraits { offloads: true, ..TRAITS },
 };
 
+/// The op `offload_fetch`.
 pub static FETCH: OpDef = OpDef {
     spec: OpSpec {
         name: "offload_fetch",

@@ -6,6 +6,7 @@ use fleet_base::{Error, Result};
 use fleet_ir::{Attr, Op, OpBuilder, OpId, OpRole, Program, Var, VarId};
 
 impl<'p> Emit<'p> {
+    /// Returns an emitter into the root block, for ops of a role, without device label and source.
     pub fn new(program: &'p mut Program, registry: &'p Registry, role: OpRole) -> Emit<'p> {
         Emit {
             program,
@@ -37,6 +38,7 @@ impl<'p> Emit<'p> {
         self.program.set_block_ops(self.block, ops);
     }
 
+    /// Returns the type and shape of a variable.
     pub fn meta(&self, var: VarId) -> Meta {
         meta(self.program, var)
     }
@@ -51,16 +53,19 @@ pub struct OpEmitter<'e, 'p> {
 }
 
 impl OpEmitter<'_, '_> {
+    /// Passes a variable to an input slot.
     pub fn input(mut self, slot: &str, var: VarId) -> Self {
         self.builder = self.builder.input(slot, var);
         self
     }
 
+    /// Passes variables to an input slot that takes several.
     pub fn inputs(mut self, slot: &str, vars: &[VarId]) -> Self {
         self.builder = self.builder.inputs(slot, vars);
         self
     }
 
+    /// Passes a variable to an optional input slot, if there is one.
     pub fn maybe(self, slot: &str, var: Option<VarId>) -> Self {
         match var {
             Some(var) => self.input(slot, var),
@@ -74,11 +79,13 @@ impl OpEmitter<'_, '_> {
         self
     }
 
+    /// Assigns variables to an output slot that takes several.
     pub fn outputs(mut self, slot: &str, vars: &[VarId]) -> Self {
         self.builder = self.builder.outputs(slot, vars);
         self
     }
 
+    /// Assigns a variable to an optional output slot, if there is one.
     pub fn maybe_output(self, slot: &str, var: Option<VarId>) -> Self {
         match var {
             Some(var) => self.output(slot, var),
@@ -86,6 +93,8 @@ impl OpEmitter<'_, '_> {
         }
     }
 
+    /// Sets an attribute. [`OpEmitter::done`] and its like fail if the op has no such attribute or
+    /// the type is wrong.
     pub fn attr(mut self, name: &str, value: impl Into<Attr>) -> Self {
         self.builder = self.builder.attr(name, value);
         self

@@ -8,6 +8,7 @@ use fleet_ir::{Arity, Attr, OpId, Var, VarId, VarKind};
 use std::collections::HashMap;
 
 impl Grad {
+    /// Returns whether gradients stop at the op.
     pub fn is_none(&self) -> bool {
         matches!(self, Grad::None)
     }
@@ -32,6 +33,8 @@ impl Grad {
 }
 
 impl<'g, 'p> GradCtx<'g, 'p> {
+    /// Returns the context of the op `op_id`. `output_grads` has the complete gradients of its
+    /// outputs, and `wanted` says for which variables gradients are needed.
     pub fn new(
         emit: &'g mut Emit<'p>,
         op_id: OpId,
@@ -47,6 +50,7 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         self.maybe_x(slot).ok_or_else(|| self.missing("input", slot))
     }
 
+    /// Returns the first variable of a forward input slot, or `None` if the slot is empty.
     pub fn maybe_x(&self, slot: &str) -> Option<VarId> {
         self.op.input(slot).first().copied()
     }
@@ -56,6 +60,7 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         self.maybe_y(slot).ok_or_else(|| self.missing("output", slot))
     }
 
+    /// Returns the first variable of a forward output slot, or `None` if the slot is empty.
     pub fn maybe_y(&self, slot: &str) -> Option<VarId> {
         self.op.output(slot).first().copied()
     }
@@ -84,6 +89,7 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         self.maybe_x(slot).is_some_and(|var| (self.wanted)(var))
     }
 
+    /// Returns whether the gradient of a variable is wanted.
     pub fn wants_var(&self, var: VarId) -> bool {
         (self.wanted)(var)
     }
@@ -157,10 +163,12 @@ impl<'g, 'p> GradCtx<'g, 'p> {
         call.done().map(drop)
     }
 
+    /// Starts an op of the backward pass.
     pub fn op<'e>(&'e mut self, def: &'static OpDef) -> OpEmitter<'e, 'p> {
         self.emit.op(def)
     }
 
+    /// Returns the type and shape of a variable.
     pub fn meta(&self, var: VarId) -> Meta {
         self.emit.meta(var)
     }

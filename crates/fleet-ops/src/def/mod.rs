@@ -20,13 +20,16 @@ use std::sync::Arc;
 /// An op: its signature ([`OpSpec`]), shape rule, gradient rule, kernel and traits. Each op is a
 /// `static` in a file of its own.
 pub struct OpDef {
+    /// Name, slots and attributes.
     pub spec: OpSpec,
     /// Shape rule: computes types and shapes of the outputs from those of the inputs. Dimensions
     /// may be -1 while a program is built; all are known when the program is planned.
     pub infer: fn(&mut InferCtx<'_>) -> Result<()>,
+    /// Gradient rule.
     pub grad: Grad,
     /// Makes the kernel for known shapes. Called once per plan.
     pub cpu: fn(&PrepareCtx<'_>) -> Result<Kernel>,
+    /// Facts for passes, the planner and strategies.
     pub traits: OpTraits,
 }
 
@@ -61,8 +64,11 @@ pub enum Grad {
 /// ([`GradCtx::dy`]). It emits the ops that compute the former from the latter. The pass that calls
 /// the rule sums several contributions to one gradient and names the results.
 pub struct GradCtx<'g, 'p> {
+    /// The emitter of the ops of the backward pass.
     pub emit: &'g mut Emit<'p>,
+    /// The forward op.
     pub op: Op,
+    /// The id of the forward op in the program.
     pub op_id: OpId,
     /// Complete gradient of each variable that has one.
     output_grads: &'g HashMap<VarId, VarId>,
@@ -76,14 +82,21 @@ pub struct GradCtx<'g, 'p> {
 /// Emitted ops are collected in [`Emit::ops`]. They belong to no block until [`Emit::append`] or
 /// the calling pass adds them to one.
 pub struct Emit<'p> {
+    /// The program that gets the ops.
     pub program: &'p mut Program,
+    /// Where ops are looked up by name.
     pub registry: &'p Registry,
+    /// The block that gets the ops, and new variables.
     pub block: BlockId,
+    /// The part of a training step that the ops belong to.
     pub role: OpRole,
+    /// Device label of the ops: see [`Op::device`].
     pub device: Option<Arc<str>>,
     /// See [`Op::fp16_guard`].
     pub fp16_guard: bool,
+    /// Source location of the ops, for errors: see [`Op::source`].
     pub source: Option<Arc<str>>,
+    /// The ops emitted so far.
     pub ops: Vec<OpId>,
 }
 

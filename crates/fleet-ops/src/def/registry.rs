@@ -35,6 +35,7 @@ impl Registry {
         self.find(def.spec.name).is_some_and(|found| std::ptr::eq(found, def))
     }
 
+    /// Returns the op of a name.
     pub fn find(&self, name: &str) -> Option<&'static OpDef> {
         self.places.get(name).map(|place| self.defs[*place])
     }

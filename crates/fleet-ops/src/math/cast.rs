@@ -8,6 +8,7 @@ use fleet_tensor::{Convert, Element, bf16, f16};
 /// Elements per task.
 const GRAIN: usize = 16 * 1024;
 
+/// The op `cast`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "cast",

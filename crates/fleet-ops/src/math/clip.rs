@@ -14,6 +14,7 @@ use fleet_kernels::embedding::{self, Grid, Source};
 
 const ATTRS: &[AttrSpec] = &[attr("min", Float(f64::MIN)), attr("max", Float(f64::MAX))];
 
+/// The op `clip`.
 pub static CLIP: OpDef = OpDef {
     spec: OpSpec { name: "clip", inputs: &[one("X")], outputs: &[one("Out")], attrs: ATTRS },
     infer,
@@ -22,6 +23,7 @@ pub static CLIP: OpDef = OpDef {
     traits: OpTraits { inplace: &[("Out", "X")], sparse: &["X"], ..OpTraits::plain() },
 };
 
+/// The op `clip_grad`.
 pub static CLIP_GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "clip_grad",

@@ -17,6 +17,7 @@ const GRAIN: usize = 16 * 1024;
 
 macro_rules! pairs {
     ($infer:ident, $cpu:ident: $($name:literal $DEF:ident),*) => {$(
+        #[doc = concat!("The op `", $name, "`.")]
         pub static $DEF: OpDef = OpDef {
             spec: OpSpec {
                 name: $name,
@@ -114,6 +115,7 @@ fn logical_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     Ok(Kernel::infallible(move |k| logical(k.pool, op, &plan, k.input(0), k.input(1), k.output(0))))
 }
 
+/// The op `logical_not`.
 pub static LOGICAL_NOT: OpDef = OpDef {
     spec: OpSpec { name: "logical_not", inputs: &[one("X")], outputs: &[one("Out")], attrs: &[] },
     infer: |i| {
@@ -127,6 +129,7 @@ pub static LOGICAL_NOT: OpDef = OpDef {
     traits: OpTraits::plain(),
 };
 
+/// The op `isfinite_v2`.
 pub static ISFINITE: OpDef = OpDef {
     spec: OpSpec { name: "isfinite_v2", inputs: &[one("X")], outputs: &[one("Out")], attrs: &[] },
     infer: |i| {
@@ -152,6 +155,7 @@ fn isfinite_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     })
 }
 
+/// The op `where`.
 pub static WHERE: OpDef = OpDef {
     spec: OpSpec {
         name: "where",
@@ -196,6 +200,7 @@ fn where_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     })
 }
 
+/// The op `where_grad`.
 pub static WHERE_GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "where_grad",

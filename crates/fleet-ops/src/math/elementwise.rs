@@ -23,6 +23,7 @@ macro_rules! elementwise {
         unpadded: [$unpadded:literal, $grad_unpadded:literal], shape_only: $only:expr,
         $spread:ident, accumulates: $accumulates:literal;
     )*) => {$(
+        #[doc = concat!("The op `", $name, "`.")]
         pub static $DEF: OpDef = OpDef {
             spec: OpSpec {
                 name: $name,
@@ -44,6 +45,7 @@ macro_rules! elementwise {
             },
         };
 
+        #[doc = concat!("The op `", $name, "_grad`.")]
         pub static $GRAD: OpDef = OpDef {
             spec: OpSpec {
                 name: concat!($name, "_grad"),
@@ -82,6 +84,7 @@ elementwise! {
         shape_only: &[], First, accumulates: false;
 }
 
+/// The op `elementwise_floordiv`.
 pub static FLOORDIV: OpDef = OpDef {
     spec: OpSpec { name: "elementwise_floordiv", ..ADD.spec },
     infer,

@@ -5,6 +5,7 @@ use crate::rules::by_type;
 use fleet_kernels::binary::Number;
 use fleet_kernels::map::map;
 
+/// The op `increment`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "increment",

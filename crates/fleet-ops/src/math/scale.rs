@@ -10,6 +10,7 @@ use crate::widen::any_float;
 use fleet_kernels::elementwise::{Unary, unary};
 use fleet_kernels::map::map;
 
+/// The op `scale`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "scale",

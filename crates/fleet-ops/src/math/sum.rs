@@ -11,6 +11,7 @@ use fleet_kernels::map::sum;
 use fleet_tensor::Element;
 use std::ops::AddAssign;
 
+/// The op `sum`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec { name: "sum", inputs: &[many("X")], outputs: &[one("Out")], attrs: &[] },
     infer: |i| {

@@ -15,7 +15,8 @@ macro_rules! unary {
         $DEF:ident $name:literal, [$($attr:expr),*], $amp:ident, zero_to_zero: $zero:literal,
         $function:expr;
     )*) => {
-        $(pub static $DEF: OpDef = OpDef {
+        $(#[doc = concat!("The op `", $name, "`.")]
+        pub static $DEF: OpDef = OpDef {
             spec: OpSpec {
                 name: $name,
                 inputs: &[one("X")],

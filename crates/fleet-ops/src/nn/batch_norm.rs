@@ -28,6 +28,7 @@ pub(super) const ATTRS: &[AttrSpec] = &[
     attr("data_layout", Str("NCHW")),
 ];
 
+/// The op `batch_norm`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "batch_norm",
@@ -54,6 +55,7 @@ pub static DEF: OpDef = OpDef {
     traits: OpTraits { wide: &["Scale", "Bias", "Mean", "Variance"], ..TRAITS },
 };
 
+/// The op `batch_norm_grad`.
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "batch_norm_grad",

@@ -54,6 +54,7 @@ const DFILTER: usize = 1;
 const DBIAS: usize = 2;
 const DRESIDUAL: usize = 3;
 
+/// The op `conv2d`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "conv2d",
@@ -71,6 +72,7 @@ pub static DEF: OpDef = OpDef {
     },
 };
 
+/// The op `conv2d_grad`.
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "conv2d_grad",
@@ -96,6 +98,7 @@ pub static GRAD: OpDef = OpDef {
     },
 };
 
+/// The op `depthwise_conv2d`.
 pub static DEPTHWISE: OpDef = OpDef {
     spec: OpSpec { name: "depthwise_conv2d", attrs: DEPTHWISE_ATTRS, ..DEF.spec },
     grad: Grad::OpRule(&DEPTHWISE_GRAD, rule),
@@ -103,6 +106,7 @@ pub static DEPTHWISE: OpDef = OpDef {
     ..DEF
 };
 
+/// The op `depthwise_conv2d_grad`.
 pub static DEPTHWISE_GRAD: OpDef = OpDef {
     spec: OpSpec { name: "depthwise_conv2d_grad", attrs: DEPTHWISE_ATTRS, ..GRAD.spec },
     traits: OpTraits { amp: AmpClass::Unlisted, ..GRAD.traits },

@@ -27,6 +27,7 @@ const ATTRS: &[AttrSpec] = &[
     attr("any_id", Bool(false)),
 ];
 
+/// The op `lookup_table_v2`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "lookup_table_v2",
@@ -40,6 +41,7 @@ pub static DEF: OpDef = OpDef {
     traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
 };
 
+/// The op `lookup_table_v2_grad`.
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "lookup_table_v2_grad",
@@ -66,6 +68,7 @@ pub static V1: OpDef = OpDef {
     ..DEF
 };
 
+/// The op `lookup_table_grad`.
 pub static V1_GRAD: OpDef =
     OpDef { spec: OpSpec { name: "lookup_table_grad", ..GRAD.spec }, ..GRAD };
 

@@ -19,6 +19,7 @@ use fleet_ir::AttrSpec;
 const ATTRS: &[AttrSpec] =
     &[PLAIN[0], PLAIN[1], PLAIN[2], PLAIN[3], PLAIN[4], RING_ID, NRANKS, LABEL];
 
+/// The op `sync_batch_norm`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec { name: "sync_batch_norm", attrs: ATTRS, ..batch_norm::DEF.spec },
     infer: |i| {
@@ -35,6 +36,7 @@ pub static DEF: OpDef = OpDef {
     },
 };
 
+/// The op `sync_batch_norm_grad`.
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec { name: "sync_batch_norm_grad", attrs: ATTRS, ..batch_norm::GRAD.spec },
     infer: |i| {

@@ -7,6 +7,7 @@ use crate::prelude::*;
 use fleet_kernels::map::map_and_check;
 use fleet_tensor::{Element, bf16, f16};
 
+/// The op `check_finite_and_unscale`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "check_finite_and_unscale",

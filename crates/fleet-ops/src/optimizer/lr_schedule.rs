@@ -16,6 +16,7 @@ use crate::prelude::*;
 use fleet_ir::Op;
 use std::f64::consts::PI;
 
+/// The op `lr_schedule`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "lr_schedule",

@@ -8,18 +8,18 @@
 //! With sparse rows, duplicates are summed first and only the rows in use are updated (except in
 //! adam without `lazy_mode`). Regularization then applies to these rows only.
 
-pub mod adadelta;
-pub mod adagrad;
-pub mod adam;
-pub mod adamax;
-pub mod adamw;
+pub(crate) mod adadelta;
+pub(crate) mod adagrad;
+pub(crate) mod adam;
+pub(crate) mod adamax;
+pub(crate) mod adamw;
 pub mod check_finite_and_unscale;
-pub mod lamb;
-pub mod lars_momentum;
+pub(crate) mod lamb;
+pub(crate) mod lars_momentum;
 pub mod lr_schedule;
-pub mod momentum;
-pub mod rmsprop;
-pub mod sgd;
+pub(crate) mod momentum;
+pub(crate) mod rmsprop;
+pub(crate) mod sgd;
 pub mod update_loss_scaling;
 
 mod common;

@@ -9,6 +9,7 @@
 use crate::elementwise_cost;
 use crate::prelude::*;
 
+/// The op `update_loss_scaling`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "update_loss_scaling",

@@ -11,6 +11,7 @@ use crate::prelude::*;
 use crate::rules::check_row_major;
 use crate::{LookUp, Lookup};
 
+/// The op `distributed_lookup_table`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "distributed_lookup_table",

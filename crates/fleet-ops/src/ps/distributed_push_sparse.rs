@@ -19,6 +19,7 @@ use crate::PushRows;
 use crate::prelude::*;
 use crate::rules::check_row_major;
 
+/// The op `distributed_push_sparse`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "distributed_push_sparse",

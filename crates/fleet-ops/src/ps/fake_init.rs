@@ -3,6 +3,7 @@
 
 use crate::prelude::*;
 
+/// The op `fake_init`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "fake_init",

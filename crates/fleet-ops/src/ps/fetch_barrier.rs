@@ -4,6 +4,7 @@
 use super::send_barrier;
 use crate::prelude::*;
 
+/// The op `fetch_barrier`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec { name: "fetch_barrier", ..send_barrier::DEF.spec },
     cpu: |p| {

@@ -10,6 +10,7 @@
 use super::TRAITS;
 use crate::prelude::*;
 
+/// The op `listen_and_serv`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "listen_and_serv",

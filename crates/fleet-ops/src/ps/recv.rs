@@ -12,6 +12,7 @@ use super::{TABLE_ID, TRAITS, table_of};
 use crate::prelude::*;
 use crate::rules::check_row_major;
 
+/// The op `recv`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "recv",

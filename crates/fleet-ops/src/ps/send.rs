@@ -8,6 +8,7 @@ use super::{TABLE_ID, TRAITS, check_skip, is_skipped, table_of};
 use crate::prelude::*;
 use crate::rules::check_row_major;
 
+/// The op `send`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "send",

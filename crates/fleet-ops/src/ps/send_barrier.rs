@@ -4,6 +4,7 @@
 use super::TRAITS;
 use crate::prelude::*;
 
+/// The op `send_barrier`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "send_barrier",

@@ -2,6 +2,7 @@
 
 use crate::prelude::*;
 
+/// The op `assign`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec { name: "assign", inputs: &[one("X")], outputs: &[one("Out")], attrs: &[] },
     infer: |i| {

@@ -8,6 +8,7 @@ use fleet_ir::Op;
 /// Elements per task.
 const GRAIN: usize = 32 * 1024;
 
+/// The op `fill_constant`.
 pub static FILL_CONSTANT: OpDef = OpDef {
     spec: OpSpec {
         name: "fill_constant",
@@ -75,6 +76,7 @@ fn fill_filter64<T: Copy>(shape: &Shape, out: &mut [T], value: T) {
     }
 }
 
+/// The op `fill_constant_batch_size_like`.
 pub static FILL_CONSTANT_BATCH_SIZE_LIKE: OpDef = OpDef {
     spec: OpSpec {
         name: "fill_constant_batch_size_like",
@@ -102,6 +104,7 @@ pub static FILL_CONSTANT_BATCH_SIZE_LIKE: OpDef = OpDef {
     traits: OpTraits { shape_only: &["Input"], ..OpTraits::plain() },
 };
 
+/// The op `fill_any_like`.
 pub static FILL_ANY_LIKE: OpDef = OpDef {
     spec: OpSpec {
         name: "fill_any_like",
@@ -123,6 +126,7 @@ pub static FILL_ANY_LIKE: OpDef = OpDef {
     traits: OpTraits { shape_only: &["X"], ..OpTraits::plain() },
 };
 
+/// The op `assign_value`.
 pub static ASSIGN_VALUE: OpDef = OpDef {
     spec: OpSpec {
         name: "assign_value",
@@ -164,6 +168,7 @@ pub static ASSIGN_VALUE: OpDef = OpDef {
     traits: OpTraits::plain(),
 };
 
+/// The op `eye`.
 pub static EYE: OpDef = OpDef {
     spec: OpSpec {
         name: "eye",
@@ -206,6 +211,7 @@ pub static EYE: OpDef = OpDef {
     traits: OpTraits::plain(),
 };
 
+/// The op `range`.
 pub static RANGE: OpDef = OpDef {
     spec: OpSpec {
         name: "range",

@@ -2,17 +2,17 @@
 
 pub mod assign;
 pub(crate) mod broadcast_view;
-pub mod concat;
-pub mod expand;
+pub(crate) mod concat;
+pub(crate) mod expand;
 pub mod fill;
-pub mod flip;
-pub mod gather;
+pub(crate) mod flip;
+pub(crate) mod gather;
 pub mod nonzero_rows;
-pub mod one_hot;
-pub mod pad;
+pub(crate) mod one_hot;
+pub(crate) mod pad;
 pub mod random;
 pub mod reshape;
-pub mod scatter;
-pub mod slice;
+pub(crate) mod scatter;
+pub(crate) mod slice;
 pub mod transpose;
-pub mod tril_triu;
+pub(crate) mod tril_triu;

@@ -6,6 +6,7 @@
 
 use crate::prelude::*;
 
+/// The op `nonzero_rows`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec { name: "nonzero_rows", inputs: &[one("X")], outputs: &[one("Out")], attrs: &[] },
     infer: |i| {

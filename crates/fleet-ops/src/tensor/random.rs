@@ -19,6 +19,7 @@ const DTYPE: AttrSpec = attr("dtype", DTypeOf(DType::F32));
 
 macro_rules! random {
     ($($name:literal $DEF:ident [$a:expr, $b:expr] $dtype:expr, $amp:ident, $cpu:expr;)*) => {$(
+        #[doc = concat!("The op `", $name, "`.")]
         pub static $DEF: OpDef = OpDef {
             spec: OpSpec {
                 name: $name,

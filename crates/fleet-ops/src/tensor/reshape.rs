@@ -9,6 +9,7 @@ use fleet_ir::Op;
 
 macro_rules! views {
     ($($name:literal $DEF:ident $GRAD:ident [$($attr:expr),*] $amp:ident, $shape:ident;)*) => {$(
+        #[doc = concat!("The op `", $name, "`.")]
         pub static $DEF: OpDef = OpDef {
             spec: OpSpec {
                 name: $name,
@@ -31,6 +32,7 @@ macro_rules! views {
             },
         };
 
+        #[doc = concat!("The op `", $name, "_grad`.")]
         pub static $GRAD: OpDef = OpDef {
             spec: OpSpec {
                 name: concat!($name, "_grad"),

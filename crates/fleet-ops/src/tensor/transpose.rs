@@ -6,6 +6,7 @@ use crate::rules::{by_width, check_row_major, sizes};
 use fleet_ir::Op;
 use fleet_kernels::transpose::{Permute, permute};
 
+/// The op `transpose2`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
         name: "transpose2",

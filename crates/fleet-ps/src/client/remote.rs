@@ -27,6 +27,7 @@ pub type RemoteServers = Client<Remote>;
 /// Options of a worker's connections to its servers.
 #[derive(Clone, Debug)]
 pub struct RemoteOptions {
+    /// Limits of requests: their size, checksums and the number in flight.
     pub calls: CallOptions,
     /// How long one request is retried, including waits for a server that restarts
     /// (`FLAGS_rpc_deadline`).
@@ -49,6 +50,7 @@ pub struct RemoteOptions {
 pub struct IsOver(Arc<dyn Fn() -> bool + Send + Sync>);
 
 impl IsOver {
+    /// Wraps a function that answers the question. Retries call it between attempts.
     pub fn new(is_over: impl Fn() -> bool + Send + Sync + 'static) -> IsOver {
         IsOver(Arc::new(is_over))
     }

@@ -1,8 +1,8 @@
 //! A worker's progress through a run.
 
 use super::{Client, Transport};
-use crate::request::{Change, Read};
-use crate::{Arrival, Progress, RunControl, WorkerSeen, progress, seen};
+use crate::request::{Change, Read, Request};
+use crate::{Arrival, Progress, RunControl, Step, WorkerSeen, progress, seen};
 use fleet_base::Result;
 use fleet_base::sync::lock;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,6 +14,13 @@ impl<T: Transport> RunControl for Client<T> {
 
     fn completed(&self, step: u64) {
         self.complete.fetch_max(step, Relaxed);
+    }
+
+    fn keep(&self, step: u64, state: &[u64]) -> Result<()> {
+        let request = Request::from(Change::Keep { state: state.into() });
+        let servers = 0..self.job.server_count;
+        let requests: Vec<_> = servers.map(|server| (server, request.clone())).collect();
+        self.placed(|| self.ask(Step::new(step), &requests)).map(drop)
     }
 
     fn begin_run(&self, base: u64, complete: u64) -> Result<()> {

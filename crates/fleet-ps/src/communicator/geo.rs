@@ -97,6 +97,8 @@ enum ServerChanges {
 const FILL_ROWS: usize = 1 << 16;
 
 impl GeoCommunicator {
+    /// Starts the thread that exchanges differences every `k_steps` steps, which must be at least
+    /// 1.
     pub fn start(servers: impl Into<Servers>, k_steps: usize) -> Result<GeoCommunicator> {
         if k_steps == 0 {
             return Err(Error::invalid("invalid k_steps of GEO").expected("at least 1").got(0));
@@ -108,6 +110,7 @@ impl GeoCommunicator {
         Ok(GeoCommunicator { shared, _thread: thread })
     }
 
+    /// Returns the servers that the differences are exchanged with.
     pub fn servers(&self) -> &Servers {
         &self.shared.servers
     }
@@ -136,7 +139,8 @@ impl GeoCommunicator {
         Ok(())
     }
 
-    /// Reads the table from the servers, and remembers it.
+    /// Reads the table from the servers, and remembers it. Changes that were not sent are dropped,
+    /// as after a load. Nothing may be in flight.
     pub fn begin(&self, table: u32, values: &mut [f32], width: Option<usize>) -> Result<()> {
         let servers = &*self.shared.servers.tables;
         match width {
@@ -147,13 +151,14 @@ impl GeoCommunicator {
             }
         }
         let mut state = lock(&self.shared.state);
+        let made = state.tables.get(&table).map_or(state.base, |own| own.made);
         let own = Table {
             old: values.to_vec(),
             width,
             touched: BTreeSet::new(),
             steps: 0,
-            made: state.base,
-            sent: state.base,
+            made,
+            sent: made,
             in_flight: false,
             received: Vec::new(),
         };
@@ -260,6 +265,7 @@ impl GeoCommunicator {
         lock(&self.shared.state).table(table)?.take_in(parts)
     }
 
+    /// Returns the activity since the start.
     pub fn stats(&self) -> super::CommunicatorStats {
         lock(&self.shared.state).stats
     }

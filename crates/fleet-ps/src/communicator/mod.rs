@@ -292,6 +292,7 @@ impl Communicator {
         Ok(Communicator { mode, look_ahead, batches, core, reads: Mutex::default() })
     }
 
+    /// Returns the servers that gradients are sent to.
     pub fn servers(&self) -> &Servers {
         &self.core.servers
     }
@@ -429,6 +430,7 @@ impl Communicator {
         self.look_ahead.end();
     }
 
+    /// Returns the activity since the start.
     pub fn stats(&self) -> CommunicatorStats {
         let sent = self.core.outbox.counts();
         CommunicatorStats {

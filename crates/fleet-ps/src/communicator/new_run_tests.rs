@@ -80,7 +80,7 @@ fn worker(servers: &[Arc<ServerTables>], job: &JobTables, worker: usize, run: &R
     let communicator =
         Communicator::start(client.clone(), PushMode::Sync, options, Rates::constant())?;
     if done > 0 {
-        communicator.resume(&crate::Progress::of_steps(0, done))?;
+        communicator.resume(&crate::Progress::default().settled(done))?;
     }
     for step in done + 1..=STEP_COUNT {
         // Worker 1 has no rows in some steps.

@@ -65,18 +65,23 @@ impl ControlClient {
         Ok(ControlClient { runtime, grpc: Grpc::new(channel), token, address, has_tls })
     }
 
+    /// Returns the contents and the activity of this server alone.
     pub fn statistics(&mut self) -> Result<StatisticsAnswer> {
         self.call(STATISTICS, StatisticsRequest {})
     }
 
+    /// Saves all tables of all servers while training continues: all servers or none. Only server 0
+    /// accepts this call.
     pub fn save(&mut self, request: SaveRequest) -> Result<SaveAnswer> {
         self.call(SAVE, request)
     }
 
+    /// Loads the latest complete save over the present contents. Only server 0 accepts this call.
     pub fn load(&mut self, request: LoadRequest) -> Result<LoadAnswer> {
         self.call(LOAD, request)
     }
 
+    /// Deletes unused rows of a sparse table, on all servers. Only server 0 accepts this call.
     pub fn shrink(&mut self, request: ShrinkRequest) -> Result<ShrinkAnswer> {
         self.call(SHRINK, request)
     }

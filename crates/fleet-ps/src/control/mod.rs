@@ -76,6 +76,7 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 const CONNECTION_SPAN_MAX: Duration = Duration::from_secs(3600);
 
 impl ControlServer {
+    /// Listens on an address. Calls fail until [`ControlServer::serve`] passes the tables.
     pub fn bind(
         address: impl ToSocketAddrs + Debug,
         token: &Token,
@@ -162,6 +163,8 @@ impl ControlServer {
         Ok(ControlServer { address: own, service, health, handle, stop: Some(stop), thread })
     }
 
+    /// Returns the address that the server listens on, with the port that the system chose for port
+    /// 0.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -13,6 +13,7 @@
 //! A line has the folder, the name, the kind, the width and the rule of a table. The lines of a
 //! dense table's parameters follow, with their places in it.
 
+use super::folder_name;
 use crate::TableConfig;
 use fleet_base::{Error, Result, text};
 use std::collections::HashMap;
@@ -39,7 +40,9 @@ use std::path::PathBuf;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableIndex {
+    /// Folder of the save.
     pub dir: PathBuf,
+    /// Number of the save, which all servers wrote.
     pub save_id: u64,
     /// Empty if an earlier version made the save.
     pub tables: Vec<SavedTable>,
@@ -48,6 +51,7 @@ pub struct TableIndex {
 /// A table of a save.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedTable {
+    /// Number of the table in the job that saved it.
     pub id: u32,
     /// [`TableConfig::name`].
     pub name: String,
@@ -188,6 +192,11 @@ fn same_place(config: &TableConfig) -> Found {
 }
 
 impl SavedTable {
+    /// Returns the name of the table's folder in the save.
+    pub fn folder(&self) -> String {
+        folder_name(self.id)
+    }
+
     pub(crate) fn of(config: &TableConfig) -> SavedTable {
         let (width, rule, params) = match config {
             TableConfig::Dense { params, rule, .. } => {

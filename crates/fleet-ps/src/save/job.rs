@@ -10,14 +10,14 @@ use fleet_base::sealed::{Kind, Read};
 use fleet_base::{Error, Result};
 use std::path::Path;
 
-const PREFIX: &str = "saved-";
+pub(super) const PREFIX: &str = "saved-";
 const MARK: Kind = Kind {
     name: "fleet saved tables",
     version: 1,
     help: "load another save, or copy this file again",
 };
 
-fn file_name(server: u32, save_id: u64) -> String {
+pub(super) fn file_name(server: u32, save_id: u64) -> String {
     format!("{PREFIX}{server:03}.{save_id}")
 }
 

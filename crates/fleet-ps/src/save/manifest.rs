@@ -51,11 +51,13 @@ pub(super) fn file_name(server: u32, save_id: u64) -> String {
 
 /// Lists server and save of the files `<prefix><server>.<save>`.
 pub(super) fn numbered(disk: &dyn Disk, folder: &Path, prefix: &str) -> Result<Vec<(u32, u64)>> {
-    let numbers = names(disk, folder)?.into_iter().filter_map(|name| {
-        let (server, save) = name.strip_prefix(prefix)?.split_once('.')?;
-        Some((server.parse().ok()?, save.parse().ok()?))
-    });
-    Ok(numbers.collect())
+    Ok(names(disk, folder)?.iter().filter_map(|name| number(name, prefix)).collect())
+}
+
+/// Returns server and save of a file `<prefix><server>.<save>`.
+pub(super) fn number(name: &str, prefix: &str) -> Option<(u32, u64)> {
+    let (server, save) = name.strip_prefix(prefix)?.split_once('.')?;
+    Some((server.parse().ok()?, save.parse().ok()?))
 }
 
 /// Lists the names in a folder; none if the folder does not exist.
@@ -76,7 +78,7 @@ pub(super) fn next_round(disk: &dyn Disk, folder: &Path, server: u32) -> Result<
 }
 
 /// Returns the round of a server's part.
-fn round(name: &str, server: u32) -> Option<u64> {
+pub(super) fn round(name: &str, server: u32) -> Option<u64> {
     let rest = name.strip_prefix(&format!("part-{server:03}"))?;
     let rest = rest.strip_suffix(COMPRESSED).unwrap_or(rest);
     match rest.split_once('.') {

@@ -21,12 +21,14 @@ pub(crate) mod job;
 mod load;
 mod manifest;
 mod read;
+pub(crate) mod remote;
 mod text;
 
 pub(crate) use index::{Found, FoundDense};
 pub use index::{SavedTable, TableIndex};
 pub use load::load_sparse;
 pub(crate) use load::{Checked, check, load_checked};
+pub use remote::{RemoteDir, SaveFs, SaveSource, numbered_name, remote_url};
 
 use crate::io_error::io_error;
 use crate::sparse::Taken;
@@ -62,9 +64,13 @@ impl SaveFormat {
 /// One server's part in a save.
 #[derive(Clone, Copy, Debug)]
 pub struct SaveOptions {
+    /// Which rows are saved.
     pub mode: SaveMode,
+    /// Format of the files.
     pub format: SaveFormat,
+    /// Number of this server, from 0.
     pub server: u32,
+    /// Number of servers of the job.
     pub server_count: u32,
     /// Number of the save: the same on all servers, and different for every save.
     pub save_id: u64,
@@ -76,7 +82,9 @@ const SERVER_COUNT_MAX: u32 = 1000;
 /// Size of a save.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Saved {
+    /// Number of rows in the files.
     pub row_count: u64,
+    /// Size of the files.
     pub bytes: u64,
 }
 
@@ -103,7 +111,8 @@ pub struct Saved {
 /// ```
 pub fn save_sparse(table: &SparseTable, dir: &Path, options: &SaveOptions) -> Result<Saved> {
     let disk = RealDisk::handle();
-    let saver = Saver { disk: &disk, dir, options: *options, part_bytes: PART_BYTES };
+    let (part_bytes, round_min) = (PART_BYTES, 0);
+    let saver = Saver { disk: &disk, dir, options: *options, part_bytes, round_min };
     let (saved, _taken) = saver.sparse(table)?;
     let folder = table_folder(dir, table.config().table_id);
     manifest::remove_others(&*disk, &folder, options.server, options.save_id);
@@ -117,6 +126,8 @@ pub(crate) struct Saver<'a> {
     pub options: SaveOptions,
     /// Size from which a part of rows is complete, before compression.
     pub part_bytes: u64,
+    /// Least number in the names of parts, if `dir` lacks the files of earlier saves.
+    pub round_min: u64,
 }
 
 /// Usual [`Saver::part_bytes`]: a load holds a part in memory, and several may be read at once.
@@ -168,7 +179,7 @@ impl Saver<'_> {
             server,
             server_count,
             save_id,
-            round: manifest::next_round(disk, &folder, server)?,
+            round: manifest::next_round(disk, &folder, server)?.max(self.round_min),
             mode: mode as u8,
             format,
             layout,
@@ -295,8 +306,15 @@ impl Write for Summed {
 }
 
 pub(crate) fn table_folder(dir: &Path, table_id: u32) -> PathBuf {
-    dir.join(format!("{table_id:03}"))
+    dir.join(folder_name(table_id))
 }
+
+pub(crate) fn folder_name(table_id: u32) -> String {
+    format!("{table_id:0TABLE_DIGITS$}")
+}
+
+/// Least number of digits in the name of a table's folder.
+const TABLE_DIGITS: usize = 3;
 
 /// Returns the name of a part, with its number if a server has several. A save over an older one
 /// uses new names.

@@ -125,7 +125,7 @@ fn a_save_over_a_save_leaves_one() {
 }
 
 fn saver<'a>(disk: &'a Arc<dyn Disk>, dir: &'a Path, options: SaveOptions) -> Saver<'a> {
-    Saver { disk, dir, options, part_bytes: PART_BYTES }
+    Saver { disk, dir, options, part_bytes: PART_BYTES, round_min: 0 }
 }
 
 /// A part ends with the shard that fills it, before compression.

@@ -5,7 +5,6 @@ use crate::job_text;
 use crate::message::{fill_f32s, put};
 use crate::progress;
 use crate::request::{Change, Read, Stamp};
-use crate::save::job;
 use crate::{
     Arrival, DenseTable, GeoTable, GlobalStep, Push, START_ROUNDS, SparseTable, TableStats,
     UniqueIds,
@@ -19,6 +18,9 @@ use std::time::Duration;
 
 /// Longest wait of one request; a client that wants to wait longer repeats it.
 const WAIT_MAX: Duration = Duration::from_secs(2);
+/// Limit on the numbers of a worker's state: bounds the memory that workers take. A loss scale and
+/// its counts are four.
+const STATE_NUMBERS_MAX: usize = 64;
 
 impl ServerTables {
     /// Runs a request that may run any number of times.
@@ -53,7 +55,7 @@ impl ServerTables {
                 .for_each(|worker| put(answer, &self.worker_numbers(worker))),
             Read::Rounds { at } => put(answer, &[self.barrier.rounds(*at)]),
             Read::Stats { table } => put(answer, &self.stats(*table)?.numbers()),
-            Read::LastSave { dir } => put(answer, &[job::last_id(&*self.disk, Path::new(dir))?]),
+            Read::LastSave { dir } => put(answer, &[self.last_save(Path::new(dir))?]),
             Read::Compare { job, acknowledged } => {
                 self.compare(job)?;
                 let acknowledged = acknowledged
@@ -94,11 +96,13 @@ impl ServerTables {
             Change::BeginRun { base } => self.progress.begin_run(caller, *base, stamp.complete),
             Change::Adopt => {
                 let own = self.progress.of(caller.worker);
-                progress::write(own.base, own.complete, &own.tables, answer);
+                let steps = (own.base, own.complete);
+                progress::write(steps, &own.tables, (own.kept_step, &own.kept), answer);
             }
             Change::Resume => self.resume(caller, stamp),
             Change::NewRun => self.barrier.begin_run(),
             Change::Settle { steps } => self.settle(*steps)?,
+            Change::Keep { state } => self.keep_state(caller, stamp, state)?,
             Change::PushSparse { table, ids, grads, shows, clicks, slots } => {
                 let (shows, clicks) = (shows.as_deref(), clicks.as_deref());
                 let ids = UniqueIds::assume(ids).into();
@@ -180,6 +184,17 @@ impl ServerTables {
         let all = self.barrier.finish(caller.worker as u32, last)?;
         answer.push(u8::from(all));
         applied
+    }
+
+    /// Keeps a worker's state for its next process.
+    fn keep_state(&self, caller: Caller, stamp: Stamp, state: &[u64]) -> Result<()> {
+        if state.len() > STATE_NUMBERS_MAX {
+            return Err(Error::invalid("state of a worker is too long")
+                .expected(format!("at most {STATE_NUMBERS_MAX} numbers"))
+                .got(state.len()));
+        }
+        self.progress.keep(caller, stamp.step, state);
+        Ok(())
     }
 
     /// Lets a process resume from the progress of its worker's earlier processes.

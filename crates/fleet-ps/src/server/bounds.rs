@@ -4,6 +4,7 @@
 use super::ServerTables;
 use crate::io_error::io_error;
 use crate::request::{Change, Method, Read, Request};
+use crate::save::remote::remote_url;
 use fleet_base::{Error, Result};
 use std::path::{Component, Path, PathBuf};
 
@@ -46,7 +47,12 @@ impl Bounds {
 
     fn check_folder(&self, dir: &Path) -> Result<()> {
         let Some(root) = &self.save_root else { return Ok(()) };
-        match is_inside(root, dir).map_err(io_error("resolve", dir))? {
+        let is_within = match (remote_url(root)?, remote_url(dir)?) {
+            (Some(root), Some(dir)) => is_below(root, dir),
+            (None, None) => is_inside(root, dir).map_err(io_error("resolve", dir))?,
+            _ => false,
+        };
+        match is_within {
             true => Ok(()),
             false => Err(Error::invalid("folder outside the servers' save root")
                 .expected(format!("a folder in {}", root.display()))
@@ -54,6 +60,12 @@ impl Bounds {
                 .help("choose a folder in FLEET_SAVE_ROOT of the servers (fleetrun --save_root)")),
         }
     }
+}
+
+/// Returns whether a remote folder is `root` or below it. Neither has a part `..`.
+fn is_below(root: &str, dir: &str) -> bool {
+    let root = root.trim_end_matches('/');
+    dir.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Returns whether a folder, which may not exist yet, is in `root` after all links are resolved.
@@ -71,6 +83,26 @@ fn is_inside(root: &Path, dir: &Path) -> std::io::Result<bool> {
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+
+    /// A root on one file system excludes the others.
+    #[test]
+    fn remote_folders_have_a_remote_root() {
+        let check = |root: &str, dir: &str| {
+            let bounds = Bounds { answer_bytes_max: 0, save_root: Some(root.into()) };
+            bounds.check_folder(Path::new(dir)).map_err(|error| error.to_string())
+        };
+        let root = "hdfs://host/saves/";
+        for dir in ["hdfs://host/saves", "hdfs://host/saves/", "hdfs://host/saves/a/b"] {
+            assert_eq!(check(root, dir), Ok(()), "{dir}");
+        }
+        for dir in ["hdfs://host/saves2", "hdfs://other/saves/a", "/saves/a", "afs://host/saves/a"]
+        {
+            let error = check(root, dir).unwrap_err();
+            assert!(error.contains("expected a folder in hdfs://host/saves/"), "{error}");
+        }
+        assert!(check(root, "hdfs://host/saves/../a").unwrap_err().contains("a path without .."));
+        assert!(check("/saves", root).unwrap_err().contains("outside the servers' save root"));
+    }
 
     #[test]
     fn links_and_dots_lead_nowhere() {

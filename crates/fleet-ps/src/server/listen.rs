@@ -36,6 +36,8 @@ pub struct TableServer {
 }
 
 impl TableServer {
+    /// Listens on an address and answers requests of workers with the job's token, each connection
+    /// on a thread of its own.
     pub fn bind(
         address: impl ToSocketAddrs + std::fmt::Debug,
         tables: Arc<ServerTables>,
@@ -71,6 +73,8 @@ impl TableServer {
         Ok(TableServer { tables, calls })
     }
 
+    /// Returns the address that the server listens on, with the port that the system chose for port
+    /// 0.
     pub fn address(&self) -> SocketAddr {
         self.calls.address()
     }
@@ -80,6 +84,7 @@ impl TableServer {
         self.calls.connections()
     }
 
+    /// Returns the tables that the server answers from.
     pub fn tables(&self) -> &Arc<ServerTables> {
         &self.tables
     }

@@ -29,6 +29,7 @@ pub(crate) use presence::{SignKind, WORKER_TIMEOUT, WorkerSign};
 pub(crate) use sessions::{Caller, OPERATOR};
 
 use crate::request::{Change, Method, Read, Request, Stamp};
+use crate::save::SaveFs;
 use crate::{
     BarrierTable, DenseConfig, DenseTable, Entry, GeoTable, GlobalStep, JobTables, PullMode,
     SparseTable, TableConfig, Update,
@@ -77,6 +78,8 @@ pub struct ServerTables {
     gate: RwLock<()>,
     /// The disk of saves and loads.
     disk: Arc<dyn Disk>,
+    /// The file system of saves in remote folders.
+    save_fs: Mutex<Option<SaveFs>>,
     keeper: Option<Arc<durable::Keeper>>,
     /// Keeps other processes out of the folder.
     folder_lock: Option<DiskLock>,
@@ -99,6 +102,7 @@ pub(crate) enum Table {
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 impl ServerTables {
+    /// Creates the tables of one server, empty. Fails if the job is invalid or has no such server.
     pub fn new(job: &JobTables, server: usize) -> Result<ServerTables> {
         job.check()?;
         if server >= job.server_count {
@@ -120,6 +124,7 @@ impl ServerTables {
             sessions: ClientSessions::default(),
             gate: RwLock::new(()),
             disk: RealDisk::handle(),
+            save_fs: Mutex::new(None),
             keeper: None,
             folder_lock: None,
             maintenance: Mutex::new(()),
@@ -134,6 +139,7 @@ impl ServerTables {
         (0..job.server_count).map(|server| ServerTables::new(job, server).map(Into::into)).collect()
     }
 
+    /// Returns the number of the server, from 0.
     pub fn server(&self) -> usize {
         self.server
     }
@@ -143,6 +149,7 @@ impl ServerTables {
         self.presence.set_silent_after(span);
     }
 
+    /// Returns the description of all tables of the job.
     pub fn job(&self) -> &JobTables {
         &self.job
     }
@@ -179,6 +186,7 @@ impl ServerTables {
         self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.check())
     }
 
+    /// Ends [`ServerTables::wait`].
     pub fn stop(&self) {
         *lock(&self.stopped) = true;
         self.stop.notify_all();

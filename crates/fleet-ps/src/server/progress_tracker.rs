@@ -33,6 +33,9 @@ pub(super) struct WorkerProgress {
     pub complete: u64,
     /// The newest step applied to each table.
     pub tables: BTreeMap<u32, u64>,
+    /// State of the worker for its next process, and the step after which it was.
+    pub kept_step: u64,
+    pub kept: Vec<u64>,
 }
 
 impl ProgressTracker {
@@ -69,17 +72,18 @@ impl ProgressTracker {
     pub fn set_applied(&self, caller: Caller, table: u32, step: u64, complete: u64) {
         let Some(worker) = self.workers.get(caller.worker).filter(|_| step > 0) else { return };
         let mut progress = lock(&worker.progress);
-        if progress.client != caller.client {
-            // A process that does not resume from an earlier one starts its own count.
-            *progress = WorkerProgress {
-                client: caller.client,
-                base: progress.base,
-                ..WorkerProgress::default()
-            };
-        }
+        progress.begin_process(caller);
         let newest = progress.tables.entry(table).or_default();
         *newest = step.max(*newest);
         progress.complete = complete.max(progress.complete);
+    }
+
+    /// Keeps the state of a worker after a step.
+    pub fn keep(&self, caller: Caller, step: u64, state: &[u64]) {
+        let Some(worker) = self.workers.get(caller.worker) else { return };
+        let mut progress = lock(&worker.progress);
+        progress.begin_process(caller);
+        (progress.kept_step, progress.kept) = (step, state.to_vec());
     }
 
     /// Records which of a worker's steps are complete.
@@ -123,6 +127,16 @@ impl ProgressTracker {
     }
 }
 
+impl WorkerProgress {
+    /// Begins anew for a process that does not resume from an earlier one: it starts its own count.
+    fn begin_process(&mut self, caller: Caller) {
+        if self.client != caller.client {
+            let (client, base) = (caller.client, self.base);
+            *self = WorkerProgress { client, base, ..WorkerProgress::default() };
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,12 +156,16 @@ mod tests {
         let progress = tracker.of(1);
         assert_eq!((progress.base, progress.complete), (40, 41));
         assert_eq!(progress.tables, BTreeMap::from([(0, 41), (3, 42)]));
+        tracker.keep(caller(7), 42, &[5, 6]);
         assert_eq!(tracker.adopt(caller(8), 41), 1);
         tracker.set_applied(caller(8), 0, 42, 41);
         assert_eq!(tracker.of(1).tables[&0], 42);
+        assert_eq!((tracker.of(1).kept_step, tracker.of(1).kept), (42, vec![5, 6]));
         // A process that does not resume starts its own count.
         tracker.set_applied(caller(9), 0, 1, 0);
         assert_eq!(tracker.of(1).tables, BTreeMap::from([(0, 1)]));
+        assert_eq!(tracker.of(1).kept, [0u64; 0]);
+        tracker.keep(caller(9), 2, &[7]);
         let copy = ProgressTracker::new(2);
         copy.restore(1, tracker.of(1));
         assert_eq!(copy.of(1), tracker.of(1));

@@ -7,15 +7,18 @@
 //! over.
 
 use super::{Caller, ServerTables, SignKind, Table};
+use crate::save::remote::{RemoteDir, Upload, remote_url};
 use crate::save::{
-    self, Checked, Found, FoundDense, SaveFormat, SaveOptions, Saved, SavedTable, Saver,
-    TableIndex, dense, job,
+    self, Checked, Found, FoundDense, SaveFormat, SaveFs, SaveOptions, SaveSource, Saved,
+    SavedTable, Saver, TableIndex, dense, job,
 };
 use crate::sparse::Taken;
 use crate::{SaveMode, TableConfig};
 use fleet_base::sync::lock;
+use fleet_base::temporary::TemporaryFolder;
 use fleet_base::{Error, Result};
 use fleet_net::Time;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -24,6 +27,8 @@ pub(crate) struct Saving {
     dir: PathBuf,
     save_id: u64,
     taken: Vec<(u32, Taken)>,
+    /// The part of this server, if the folder is remote.
+    upload: Option<Upload>,
     by: Caller,
     /// Time when this server had written its part.
     written: Time,
@@ -40,29 +45,76 @@ impl ServerTables {
     /// their numbers and the division of parameters into tables may change. Returns the number of
     /// rows and dense numbers.
     pub fn load(&self, dir: &Path, tables: Option<&[u32]>) -> Result<u64> {
-        self.load_save(&self.latest_save(dir)?, tables)
+        let source = self.open_source(dir)?;
+        let load = || {
+            let index = self.latest_save(source.path())?;
+            self.fetch(&source, &index, tables)?;
+            self.load_save(&index, tables)
+        };
+        load().map_err(|error| source.naming(error))
     }
 
     /// Like [`ServerTables::load`], for the listed tables of rows: those that the save has by name.
     /// The others keep their rows; returns their names.
     pub fn load_present(&self, dir: &Path, tables: &[u32]) -> Result<Vec<String>> {
-        let index = self.latest_save(dir)?;
-        if index.tables.is_empty() {
-            return Err(Error::invalid("the save does not name its tables")
-                .expected("a save of this version of Fleet")
-                .at(dir.display())
-                .help("load it whole (init_server_from), and save it again"));
-        }
-        let (mut present, mut missing) = (Vec::new(), Vec::new());
-        for table_id in tables {
-            let config = self.job.table(*table_id, &["sparse", "geo"])?;
-            match index.has_rows(config.name()) {
-                true => present.push(*table_id),
-                false => missing.push(config.name().to_string()),
+        let source = self.open_source(dir)?;
+        let load = || {
+            let index = self.latest_save(source.path())?;
+            if index.tables.is_empty() {
+                return Err(Error::invalid("the save does not name its tables")
+                    .expected("a save of this version of Fleet")
+                    .at(dir.display())
+                    .help("load it whole (init_server_from), and save it again"));
             }
+            let (mut present, mut missing) = (Vec::new(), Vec::new());
+            for table_id in tables {
+                let config = self.job.table(*table_id, &["sparse", "geo"])?;
+                match index.has_rows(config.name()) {
+                    true => present.push(*table_id),
+                    false => missing.push(config.name().to_string()),
+                }
+            }
+            self.fetch(&source, &index, Some(&present))?;
+            self.load_save(&index, Some(&present))?;
+            Ok(missing)
+        };
+        load().map_err(|error| source.naming(error))
+    }
+
+    /// Sets the file system of saves in remote folders.
+    pub fn set_save_fs(&self, fs: SaveFs) {
+        *lock(&self.save_fs) = Some(fs);
+    }
+
+    /// Returns the file system of a remote folder.
+    fn save_fs(&self, url: &str) -> Result<SaveFs> {
+        lock(&self.save_fs).clone().ok_or_else(|| {
+            Error::invalid("this server has no client for remote folders")
+                .expected("a folder of this machine")
+                .got(url)
+                .help("call ServerTables::set_save_fs")
+        })
+    }
+
+    /// Lists a remote folder; `None` for one of this machine.
+    fn remote(&self, dir: &Path) -> Result<Option<RemoteDir>> {
+        remote_url(dir)?.map(|url| self.save_fs(url)?.list(url)).transpose()
+    }
+
+    /// Opens a folder to load from it.
+    fn open_source(&self, dir: &Path) -> Result<SaveSource> {
+        match remote_url(dir)? {
+            Some(url) => self.save_fs(url)?.source(dir),
+            None => Ok(SaveSource::local(dir)),
         }
-        self.load_save(&index, Some(&present))?;
-        Ok(missing)
+    }
+
+    /// Returns the number of the latest save in a folder, complete or not; 0 if there is none.
+    pub(super) fn last_save(&self, dir: &Path) -> Result<u64> {
+        match self.remote(dir)? {
+            Some(remote) => Ok(remote.last_id()),
+            None => job::last_id(&*self.disk, dir),
+        }
     }
 
     fn latest_save(&self, dir: &Path) -> Result<TableIndex> {
@@ -80,9 +132,7 @@ impl ServerTables {
         for table_id in tables.unwrap_or_default() {
             self.table(*table_id)?;
         }
-        let wanted =
-            |config: &&TableConfig| tables.is_none_or(|tables| tables.contains(&config.table_id()));
-        let configs: Vec<&TableConfig> = self.job.tables.iter().filter(wanted).collect();
+        let configs: Vec<&TableConfig> = self.wanted(tables).collect();
         // Every byte is checked before a table changes.
         let sources = configs.iter().map(|config| self.source(index, config));
         let sources = sources.collect::<Result<Vec<Source>>>()?;
@@ -109,6 +159,26 @@ impl ServerTables {
             };
         }
         Ok(loaded)
+    }
+
+    fn wanted(&self, tables: Option<&[u32]>) -> impl Iterator<Item = &TableConfig> {
+        let wanted = move |config: &&TableConfig| {
+            tables.is_none_or(|tables| tables.contains(&config.table_id()))
+        };
+        self.job.tables.iter().filter(wanted)
+    }
+
+    /// Downloads the tables of a save that a load needs.
+    fn fetch(&self, source: &SaveSource, index: &TableIndex, tables: Option<&[u32]>) -> Result<()> {
+        let mut ids = BTreeSet::new();
+        for config in self.wanted(tables) {
+            match index.find(config)? {
+                Found::Whole(id) => drop(ids.insert(id)),
+                Found::Dense(found) => ids.extend(found.iter().map(|table| table.id)),
+            }
+        }
+        let folders: Vec<String> = ids.into_iter().map(save::folder_name).collect();
+        source.fetch(folders.iter().map(String::as_str))
     }
 
     /// Finds a table in a save, and checks every byte of it.
@@ -143,7 +213,8 @@ impl ServerTables {
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
-        self.keep_other_tables(dir, table)?;
+        let remote = self.remote(dir)?;
+        self.keep_other_tables((dir, remote.as_ref()), table)?;
         let _alone = lock(&self.maintenance);
         if let Some(saving) = lock(&self.saving).as_ref().filter(|it| self.keeps_out(it, by)) {
             return Err(Error::unavailable("another save is in progress")
@@ -157,13 +228,15 @@ impl ServerTables {
         }
         self.give_up(lock(&self.saving).take());
         let (server, server_count) = (self.server as u32, self.job.server_count as u32);
-        job::begin(&*self.disk, dir, &self.table_ids(), server);
         let options = SaveOptions { mode, format, server, server_count, save_id };
         let (taken, written) = (Vec::new(), Time::now());
-        let mut saving = Saving { dir: dir.to_path_buf(), save_id, taken, by, written };
-        let part_bytes = save::PART_BYTES;
-        let saver = Saver { disk: &self.disk, dir, options, part_bytes };
-        match self.write_all(&saver, table, &mut saving) {
+        let (dir, upload) = (dir.to_path_buf(), None);
+        let mut saving = Saving { dir, save_id, taken, upload, by, written };
+        let saved = match remote {
+            None => self.write_here(options, table, &mut saving),
+            Some(remote) => self.write_remote(remote, options, table, &mut saving),
+        };
+        match saved {
             Ok(saved) => {
                 saving.written = Time::now();
                 *lock(&self.saving) = Some(saving);
@@ -176,13 +249,51 @@ impl ServerTables {
         }
     }
 
+    fn write_here(
+        &self,
+        options: SaveOptions,
+        table: Option<u32>,
+        saving: &mut Saving,
+    ) -> Result<Saved> {
+        let dir = saving.dir.clone();
+        job::begin(&*self.disk, &dir, &self.table_ids(), options.server);
+        let (part_bytes, round_min) = (save::PART_BYTES, 0);
+        let saver = Saver { disk: &self.disk, dir: &dir, options, part_bytes, round_min };
+        self.write_all(&saver, table, saving)
+    }
+
+    /// Writes all tables, or the named one, to a temporary folder, and uploads it.
+    fn write_remote(
+        &self,
+        to: RemoteDir,
+        options: SaveOptions,
+        table: Option<u32>,
+        saving: &mut Saving,
+    ) -> Result<Saved> {
+        let SaveOptions { server, save_id, .. } = options;
+        let staged: TemporaryFolder = self.save_fs(to.url())?.staging()?;
+        let (part_bytes, round_min) = (save::PART_BYTES, to.next_round(server));
+        let dir = staged.path();
+        let saver = Saver { disk: &self.disk, dir, options, part_bytes, round_min };
+        let saved = self.write_all(&saver, table, saving)?;
+        let upload = Upload::new(to, (server, save_id), &self.table_ids());
+        saving.upload.insert(upload).send(&staged)?;
+        Ok(saved)
+    }
+
     /// Rejects a save of one table into a folder of several tables: its end would delete their
     /// saves.
-    fn keep_other_tables(&self, dir: &Path, table: Option<u32>) -> Result<()> {
+    fn keep_other_tables(
+        &self,
+        (dir, remote): (&Path, Option<&RemoteDir>),
+        table: Option<u32>,
+    ) -> Result<()> {
         let Some(table) = table else { return Ok(()) };
-        let is_there = |other: &u32| {
-            *other != table && self.disk.kind(&save::table_folder(dir, *other)).is_ok()
+        let has_table = |other: u32| match remote {
+            Some(remote) => remote.has_table(other),
+            None => self.disk.kind(&save::table_folder(dir, other)).is_ok(),
         };
+        let is_there = |other: &u32| *other != table && has_table(*other);
         match self.tables.keys().find(|other| is_there(other)) {
             None => Ok(()),
             Some(other) => Err(Error::invalid("the folder has saves of other tables")
@@ -235,6 +346,7 @@ impl ServerTables {
         let own = |saving: &mut Saving| saving.by == by && saving.save_id == save_id;
         let saving = lock(&self.saving).take_if(own);
         match saving {
+            Some(Saving { upload: Some(upload), .. }) if good => upload.remove_others(),
             Some(saving) if good => {
                 let (tables, server) = (self.table_ids(), self.server as u32);
                 job::remove_others(&*self.disk, &saving.dir, &tables, server, save_id);
@@ -252,8 +364,15 @@ impl ServerTables {
     /// Deletes the files of a save, and marks the changes that it took as unsaved.
     fn give_up(&self, saving: Option<Saving>) {
         let Some(saving) = saving else { return };
-        let server = self.server as u32;
-        job::remove(&*self.disk, &saving.dir, &self.table_ids(), server, saving.save_id);
+        let (server, save_id) = (self.server as u32, saving.save_id);
+        match (&saving.upload, remote_url(&saving.dir)) {
+            (Some(upload), _) => upload.remove(),
+            // Nothing was uploaded.
+            (None, Ok(Some(_))) => {}
+            (None, _) => {
+                job::remove(&*self.disk, &saving.dir, &self.table_ids(), server, save_id);
+            }
+        }
         for (table_id, taken) in &saving.taken {
             if let Some(rows) = self.tables.get(table_id).and_then(Table::rows) {
                 rows.take_back(taken);

@@ -138,6 +138,7 @@ impl SparseTable {
         })
     }
 
+    /// Returns the rules and sizes of the table.
     pub fn config(&self) -> &SparseConfig {
         &self.core.config
     }

@@ -34,6 +34,7 @@ pub enum SaveMode {
 }
 
 impl SaveMode {
+    /// Returns the mode of a documented number, 0 to 3.
     pub fn parse(mode: i64) -> fleet_base::Result<SaveMode> {
         match mode {
             0 => Ok(SaveMode::All),
@@ -66,14 +67,28 @@ pub(crate) struct Capture {
 /// An id in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Record<'a> {
-    /// A row: all its numbers, in the table's own order, and whether it was pushed to since the
-    /// last base or delta.
-    Row { id: u64, unseen_days: u8, changed: bool, values: &'a [f32] },
-    /// An id without a row, and how often it was pulled.
-    Pending { id: u64, count: u32 },
+    /// A row.
+    Row {
+        /// The id of the row.
+        id: u64,
+        /// Days for which the id was not seen.
+        unseen_days: u8,
+        /// Whether it was pushed to since the last base or delta.
+        changed: bool,
+        /// All its numbers, in the table's own order.
+        values: &'a [f32],
+    },
+    /// An id without a row.
+    Pending {
+        /// The id.
+        id: u64,
+        /// How often it was pulled.
+        count: u32,
+    },
 }
 
 impl Record<'_> {
+    /// Returns the id.
     pub fn id(&self) -> u64 {
         match *self {
             Record::Row { id, .. } | Record::Pending { id, .. } => id,

@@ -160,7 +160,7 @@ pub(crate) fn unscale(job: &mut Job<'_>, grads: &[VarId]) -> Result<Option<VarId
     let scale = job.programs.main.var_named(LOSS_SCALE)?;
     let mut counter = |name: &str| job.state(name, DType::I32, Shape::from([1]), 0.0);
     let counters = match configs.use_dynamic_loss_scaling() {
-        true => Some((counter("num_good_steps_0")?, counter("num_bad_steps_0")?)),
+        true => Some((counter(GOOD_STEPS)?, counter(BAD_STEPS)?)),
         false => None,
     };
     let skipped = counter(SKIPPED_STEPS)?;
@@ -257,6 +257,10 @@ fn unmatched(configs: &AmpConfig, program: &Program, problems: &mut Vec<Problem>
 
 /// Variable of the loss scale.
 pub const LOSS_SCALE: &str = "loss_scaling_0";
+/// Variables that count the steps since the last one whose gradients were not finite, and such
+/// steps in a row. A constant scale has none.
+pub const GOOD_STEPS: &str = "num_good_steps_0";
+pub const BAD_STEPS: &str = "num_bad_steps_0";
 /// Variable that counts the steps in which gradients were not finite.
 pub const SKIPPED_STEPS: &str = "skipped_steps_0";
 

@@ -21,18 +21,18 @@
 //! Phases call [`STRATEGIES`] from the last (innermost) to the first (outermost), but `startup`
 //! from the first to the last.
 
-pub mod adaptive_local_sgd;
-pub mod amp;
-pub mod data_parallel;
-pub mod dgc;
-pub mod fp16_allreduce;
-pub mod gradient_merge;
-pub mod lamb;
-pub mod lars;
-pub mod local_sgd;
+pub(crate) mod adaptive_local_sgd;
+pub(crate) mod amp;
+pub(crate) mod data_parallel;
+pub(crate) mod dgc;
+pub(crate) mod fp16_allreduce;
+pub(crate) mod gradient_merge;
+pub(crate) mod lamb;
+pub(crate) mod lars;
+pub(crate) mod local_sgd;
 mod offload;
-pub mod recompute;
-pub mod sync_batch_norm;
+pub(crate) mod recompute;
+pub(crate) mod sync_batch_norm;
 mod weight_decay;
 
 use crate::effective::Effective;
@@ -52,7 +52,10 @@ macro_rules! strategies {
         /// The identity of a strategy.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum StrategyId {
-            $($Id,)*
+            $(
+                #[doc = concat!("The strategy `", $name, "` of the documents.")]
+                $Id,
+            )*
             /// The choice of settings by the program's costs ([`auto`](crate::auto)).
             Auto,
             /// The updates by servers ([`servers`](crate::servers)).
@@ -130,9 +133,11 @@ impl fmt::Display for StrategyId {
 
 /// The facts about an implementation that the list above states.
 pub trait Named {
+    /// Returns the strategy's identity.
     fn id(&self) -> StrategyId;
     /// Returns the field that switches the strategy on; empty if it is always on.
     fn switch(&self) -> &'static str;
+    /// Returns whether it changes the mathematics of training.
     fn kind(&self) -> Kind;
 }
 
@@ -151,7 +156,8 @@ pub type Conflict = (StrategyId, &'static str);
 /// Declares methods for phases, which do nothing by default.
 macro_rules! phases {
     ($($phase:ident),*) => {
-        $(fn $phase(&self, _: &mut Job<'_>) -> Result<()> {
+        $(#[doc = concat!("Makes the changes of the phase `", stringify!($phase), "`, if any.")]
+        fn $phase(&self, _: &mut Job<'_>) -> Result<()> {
             Ok(())
         })*
     };
@@ -214,9 +220,13 @@ pub enum WithServers {
 
 /// The facts on which a strategy decides whether it applies.
 pub struct Facts<'a> {
+    /// The optimizer of the network.
     pub optimizer: &'a OptimizerDesc,
+    /// The ranks of the job.
     pub ranks: &'a Ranks,
+    /// The speeds of the machines.
     pub rates: &'a Rates,
+    /// The main program before the rewrite.
     pub program: &'a Program,
     /// Set in jobs with parameter servers; `ranks` are then the workers.
     pub servers: Option<ServerFacts<'a>>,
@@ -258,7 +268,9 @@ pub(crate) fn trains_alone(strategy: &Effective<'_>) -> bool {
 pub struct Pair {
     /// The strategy that declares the conflict.
     pub one: &'static dyn Strategy,
+    /// The strategy that it conflicts with.
     pub other: &'static dyn Strategy,
+    /// Why the two conflict.
     pub why: &'static str,
 }
 

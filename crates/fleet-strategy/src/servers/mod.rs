@@ -49,8 +49,11 @@ use fleet_table::{JobTables, NonFinite, SparseConfig, TableConfig};
 /// The position of a worker in a job with servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
+    /// Rank of this worker, from 0.
     pub worker: usize,
+    /// Number of workers of the job.
     pub worker_count: usize,
+    /// Number of servers of the job.
     pub server_count: usize,
     /// Without `a_sync`: workers wait only for their own pushes, not for each other.
     pub half_async: bool,
@@ -59,6 +62,7 @@ pub struct Place {
 /// Result of [`minimize`].
 #[derive(Clone, Debug)]
 pub struct ServerPlan {
+    /// How workers and servers exchange gradients and parameters.
     pub exchange: Exchange,
     /// The outcome for each requested strategy.
     pub decisions: Vec<Decision>,
@@ -66,8 +70,11 @@ pub struct ServerPlan {
     pub outcomes: Vec<Outcome>,
     /// Warnings of the report on the strategy.
     pub warnings: Vec<Problem>,
+    /// The applied strategies, outermost first, then the optimizer.
     pub chain: Vec<&'static str>,
+    /// The trained parameters with their gradients.
     pub params_grads: Vec<ParamGrad>,
+    /// The tables on the servers.
     pub tables: Tables,
     /// Lookups of rows, for prefetching.
     pub lookups: Vec<LookupSpec>,
@@ -81,6 +88,7 @@ pub struct ServerPlan {
 }
 
 impl ServerPlan {
+    /// Formats the chain, for example `ParameterServer -> AMP -> adam`.
     pub fn chain_text(&self) -> String {
         self.chain.join(" -> ")
     }

@@ -35,8 +35,11 @@ use std::collections::{HashMap, HashSet};
 /// A lookup in a worker's program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupSpec {
+    /// Number of the table.
     pub table_id: u32,
+    /// Numbers per row.
     pub width: usize,
+    /// Id whose row is zero.
     pub padding: Option<i64>,
     /// Names of the variables that hold the ids.
     pub ids: Vec<String>,

@@ -13,7 +13,9 @@ use fleet_table::{
 /// All tables of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tables {
+    /// The tables of rows by id.
     pub sparse: Vec<SparseTable>,
+    /// The tables of other parameters.
     pub dense: Vec<DenseTable>,
     /// The table that counts steps, if a learning rate follows a schedule.
     pub steps: Option<u32>,
@@ -22,10 +24,13 @@ pub struct Tables {
 /// A table of concatenated parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenseTable {
+    /// Number of the table.
     pub table_id: u32,
     /// Names and sizes, in the table's order.
     pub params: Vec<(String, usize)>,
+    /// Number of elements of all parameters.
     pub len: usize,
+    /// How servers apply gradients.
     pub rule: TableRule,
     /// The parameters' own factor on the learning rate.
     pub rate_scale: f64,
@@ -38,6 +43,7 @@ pub struct DenseTable {
 pub struct ParamBlock {
     /// The parameter's name, followed by `.block0` and so on if it has several blocks.
     pub name: String,
+    /// The block's length and server.
     pub block: DenseBlock,
 }
 
@@ -54,10 +60,12 @@ pub struct SparseTable {
     pub class: String,
     /// The schedule of its learning rates.
     pub schedule: Option<LrSchedule>,
+    /// The table's rules and sizes on the servers.
     pub config: SparseConfig,
 }
 
 impl SparseTable {
+    /// Returns the number of the table.
     pub fn table_id(&self) -> u32 {
         self.config.table_id
     }
@@ -95,6 +103,7 @@ pub struct TableRule {
     /// With a schedule, its rate is the parameters' own factor, and the servers receive the
     /// schedule's value as another one.
     pub rule: Rule,
+    /// The schedule of the learning rate, if it follows one.
     pub schedule: Option<LrSchedule>,
 }
 

@@ -97,6 +97,7 @@ fn own() -> OptimizerDesc {
 /// Trains one rank with the own op.
 fn train_own(
     strategy: &DistributedStrategy,
+    steps: usize,
     ranks: Ranks,
     world: &local::World,
 ) -> Result<Trained> {
@@ -112,7 +113,7 @@ fn train_own(
     let mut executor = executor.services(services(world, &plan, ranks.rank));
     let mut scope = Scope::new();
     executor.run(&programs.startup, &mut scope, &[], &[])?;
-    for step in 0..STEPS {
+    for step in 0..steps {
         let (x, y) = batch(step, ranks.rank, ranks.count)?;
         executor.run(&programs.main, &mut scope, &[("x", &x), ("y", &y)], &[])?;
     }
@@ -126,6 +127,8 @@ fn an_own_rule_is_the_built_in_one() {
     let strategies = [
         (plain(), 1e-6),
         (plain().use_amp(AmpConfig::default().with_init_loss_scaling(64.0)), 1e-4),
+        (plain().use_amp(constant(64.0)), 1e-4),
+        (plain().use_amp(constant(64.0)).use_gradient_merge(2), 1e-4),
         (plain().use_gradient_merge(2), 1e-6),
         (plain().use_recompute(["fc_0.tmp_2"]), 1e-6),
         (plain().with_fp16_allreduce(true), 1e-6),
@@ -134,13 +137,42 @@ fn an_own_rule_is_the_built_in_one() {
         for count in [1, 2] {
             let expected = world::train(network, &built_in, &strategy, count, STEPS, &[]);
             let found = local::run(count, |rank, world| {
-                train_own(&strategy, Ranks::new(rank, count), world)
+                train_own(&strategy, STEPS, Ranks::new(rank, count), world)
             });
             for (found, expected) in found.into_iter().zip(&expected) {
                 let found = parameters(&found.expect("every rank trains").kept);
                 let what = format!("{count} ranks, {strategy:?}");
                 assert_close(&found, &parameters(&expected.kept), tolerance, &what);
             }
+        }
+    }
+}
+
+/// Returns a constant loss scale.
+fn constant(scale: f32) -> AmpConfig {
+    AmpConfig::default().with_init_loss_scaling(scale).with_use_dynamic_loss_scaling(false)
+}
+
+/// With a constant loss scale, a step that overflows changes neither parameters nor state, although
+/// the op cannot skip an update.
+#[test]
+fn an_overflow_changes_nothing_under_an_own_rule() {
+    let plain = DistributedStrategy::new().use_amp(constant(1e9));
+    for (strategy, skipped) in [(plain.clone(), STEPS), (plain.use_gradient_merge(2), STEPS / 2)] {
+        let train = |steps: usize| {
+            let ranks = local::run(2, |rank, world| {
+                train_own(&strategy, steps, Ranks::new(rank, 2), world)
+            });
+            ranks.into_iter().map(|rank| rank.expect("every rank trains").kept)
+        };
+        let learnt = |mut kept: std::collections::BTreeMap<String, Vec<f32>>| {
+            kept.retain(|name, _| name.starts_with("fc_") && !name.ends_with("@GradientMerge"));
+            assert!(kept.contains_key("fc_0.w_0") && kept.contains_key("fc_0.w_0_velocity_0"));
+            kept
+        };
+        for (start, end) in train(0).zip(train(STEPS)) {
+            assert_eq!(end["skipped_steps_0"], [skipped as f32]);
+            assert_eq!(learnt(end), learnt(start));
         }
     }
 }

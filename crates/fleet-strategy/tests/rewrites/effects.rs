@@ -141,11 +141,13 @@ fn all(mark: Mark) -> Vec<Case> {
 }
 
 /// Fields without an effect on programs. `crates/fleet/tests/servers.rs` tests those of
-/// `a_sync_configs` with the traffic of a worker, and `servers.rs` beside this file tests tables.
+/// `a_sync_configs` with the traffic of a worker, and `crates/fleet/tests/tables/hdfs.rs` those of
+/// `fs_client_param` with saves. `servers.rs` beside this file tests tables.
 const ELSEWHERE: [&str; 1] = ["downpour_table_param"];
 
 fn is_elsewhere(path: &str) -> bool {
     path.starts_with("a_sync_configs.") && path != "a_sync_configs.k_steps"
+        || path.starts_with("fs_client_param.")
         || ELSEWHERE.contains(&path)
 }
 
@@ -205,7 +207,7 @@ fn what_is_marked_as_refused_is_refused() {
 pub fn switched_on(strategy: DistributedStrategy, path: &str) -> DistributedStrategy {
     match path.split_once('.').map_or("", |(message, _)| message) {
         "" | "build_strategy" | "execution_strategy" | "gradient_scale_configs" => strategy,
-        "hybrid_configs" | "a_sync_configs" => strategy,
+        "hybrid_configs" | "a_sync_configs" | "fs_client_param" => strategy,
         "amp_configs" => strategy.with_amp(true),
         "gradient_merge_configs" => strategy.use_gradient_merge(2),
         "localsgd_configs" => strategy.with_localsgd(true),

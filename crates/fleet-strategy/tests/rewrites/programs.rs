@@ -171,6 +171,9 @@ fn resnet_50() {
     assert_eq!(line(&strategy), "all-reduce ops before and after fusion: 161 -> 5");
     let half = strategy.with_fuse_grad_size_in_MB(16);
     assert_eq!(line(&half), "all-reduce ops before and after fusion: 161 -> 6");
+    // Gradients of weights and of batch norm differ in their types.
+    let mixed = DistributedStrategy::new().with_amp(true);
+    assert_eq!(line(&mixed), "all-reduce ops before and after fusion: 161 -> 8");
     let counted = DistributedStrategy::new().with_fuse_grad_size_in_num(8);
     assert_eq!(line(&counted), "all-reduce ops before and after fusion: 161 -> 21");
 }

@@ -116,6 +116,7 @@ const DENSE_LEN: usize = 64;
 /// The peers of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peers {
+    /// No peers.
     Alone,
     /// Rings 0 and 1 with this number of ranks, which run the same program.
     Rings(usize),
@@ -126,16 +127,22 @@ pub enum Peers {
 
 /// A program with its inputs, state and fetches.
 pub struct Draft {
+    /// The program.
     pub program: Program,
+    /// The peers that it communicates with.
     pub peers: Peers,
     /// Number of executor threads.
     pub threads: usize,
+    /// Values of the inputs, by name.
     pub feeds: Vec<(String, Tensor)>,
+    /// Values of persistent variables before the first run, by name.
     pub state: Vec<(String, Tensor)>,
+    /// Names of the variables to fetch.
     pub fetches: Vec<String>,
 }
 
 impl Draft {
+    /// Returns a scope with the state.
     pub fn scope(&self) -> Scope {
         let mut scope = Scope::new();
         for (name, tensor) in &self.state {
@@ -144,10 +151,12 @@ impl Draft {
         scope
     }
 
+    /// Returns the inputs as an executor takes them.
     pub fn feed(&self) -> Vec<(&str, &Tensor)> {
         self.feeds.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect()
     }
 
+    /// Returns the fetches as an executor takes them.
     pub fn fetch(&self) -> Vec<&str> {
         self.fetches.iter().map(String::as_str).collect()
     }
@@ -207,6 +216,7 @@ pub fn draft(seed: u64) -> Draft {
     draft_with_peers(seed, peers)
 }
 
+/// Like [`draft`], with given peers.
 pub fn draft_with_peers(seed: u64, peers: Peers) -> Draft {
     let mut generator = Generator::new(seed, peers);
     generator.inputs();

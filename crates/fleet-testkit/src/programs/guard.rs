@@ -19,6 +19,7 @@ const REGION_BYTES: usize = 1 << 40;
 
 const PATTERN: u8 = 0xa5;
 
+/// The allocator, to be set as the global one of a test binary.
 pub struct GuardAllocator;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);

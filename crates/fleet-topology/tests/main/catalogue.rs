@@ -42,7 +42,7 @@ fn reader_name(reader: Reader) -> &'static str {
     match reader {
         Reader::RoleMaker => "workers and servers",
         Reader::Launcher => "`fleetrun`",
-        Reader::Worker => "workers with servers",
+        Reader::Worker => "workers",
         Reader::Server => "servers",
         Reader::Script => "scripts",
         Reader::Unused => "-",

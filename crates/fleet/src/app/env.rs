@@ -47,7 +47,7 @@ fn reader_text(reader: Reader) -> &'static str {
     match reader {
         Reader::RoleMaker => "read by workers and servers",
         Reader::Launcher => "read by fleetrun",
-        Reader::Worker => "read by workers of parameter servers",
+        Reader::Worker => "read by workers",
         Reader::Server => "read by parameter servers",
         Reader::Script => "written for scripts",
         Reader::Unused => "known, but unused",

@@ -90,6 +90,7 @@ pub struct Resumed {
     pub entries: BTreeMap<String, String>,
     /// The entries of every rank that saved, by rank.
     pub entries_of_ranks: Vec<BTreeMap<String, String>>,
+    /// Folder of the checkpoint.
     pub path: PathBuf,
     /// Newer checkpoints that could not be used, and why.
     pub skipped: Vec<String>,

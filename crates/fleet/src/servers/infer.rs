@@ -2,6 +2,7 @@
 //! save.
 
 use super::port::{Sender, TableAdapter, UnknownIds};
+use super::remote_save::save_fs;
 use super::save::{load_worker_vars, read_worker_vars, worker_var_names};
 use super::worker::pull;
 use super::{ServerJob, Worker};
@@ -84,7 +85,8 @@ impl Fleet {
         let mut session = Session::with_executor(programs, Executor::new(options))?;
         self.join_inference(&servers, dir)?;
         if let Some(dir) = dir {
-            load_worker_vars(dir, job, &mut session)?;
+            let fs = save_fs(&job.strategy, Some(self.env()));
+            load_worker_vars(&fs, dir, job, &mut session)?;
         }
         DistributedInfer::over(servers, session, job, true)
     }
@@ -102,7 +104,9 @@ impl Fleet {
         let options = exec_options(&job.strategy, self.on_own_cores(options)?);
         let mut session = test_session(test, job, Executor::new(options))?;
         self.join_inference(&servers, dir)?;
-        let mut held = dir.map_or(Ok(Vec::new()), read_worker_vars)?;
+        let fs = save_fs(&job.strategy, Some(self.env()));
+        let held = dir.map_or(Ok(None), |dir| read_worker_vars(&fs, dir))?;
+        let mut held = held.unwrap_or_default();
         let find = |name: &str| {
             let at = held.iter().position(|(held, _)| held == name)?;
             Some(held.swap_remove(at).1)

@@ -4,6 +4,7 @@ use super::agree::PublishedStrategy;
 use super::control::Control;
 use super::end_marker::EndMarker;
 use super::launch_barrier::{expect_listening, waits_for_servers};
+use super::remote_save::save_fs;
 use super::save::{load_present, load_server};
 use super::{Place, PreparedWorker, ServerJob, Worker, communicator_options};
 use crate::connection::job_token;
@@ -48,7 +49,7 @@ impl Fleet {
 
     /// Creates this server's part of the tables and listens.
     pub fn init_server(&self, job: &ServerJob) -> Result<Server> {
-        self.serve(job, |server| ServerTables::new(&job.tables, server).map(Arc::new))
+        self.serve(job, |server| self.new_tables(job, server).map(Arc::new))
     }
 
     /// As [`Fleet::init_server`], with the tables saved in `dir`
@@ -61,7 +62,7 @@ impl Fleet {
         var_names: Option<&[&str]>,
     ) -> Result<Server> {
         self.serve(job, |server| {
-            let tables = ServerTables::new(&job.tables, server)?;
+            let tables = self.new_tables(job, server)?;
             load_server(&tables, job, dir, var_names)?;
             Ok(Arc::new(tables))
         })
@@ -73,7 +74,7 @@ impl Fleet {
     /// parameters come from worker 0 ([`PreparedWorker::load_vars`]).
     pub fn init_server_incremental(&self, job: &ServerJob, dir: &Path) -> Result<Server> {
         self.serve(job, |server| {
-            let tables = ServerTables::new(&job.tables, server)?;
+            let tables = self.new_tables(job, server)?;
             let new = load_present(&tables, job, dir)?;
             if !new.is_empty() {
                 let (dir, new) = (dir.display(), new.join(", "));
@@ -96,6 +97,7 @@ impl Fleet {
                 check_folder_exists(&durability.folder)?;
             }
             let tables = ServerTables::durable(&job.tables, server, durability)?;
+            tables.set_save_fs(save_fs(&job.strategy, Some(self.env())));
             if self.reporter().is_first_start() {
                 tables.begin_run()?;
             }
@@ -105,6 +107,12 @@ impl Fleet {
             }
             Ok(tables)
         })
+    }
+
+    fn new_tables(&self, job: &ServerJob, server: usize) -> Result<ServerTables> {
+        let tables = ServerTables::new(&job.tables, server)?;
+        tables.set_save_fs(save_fs(&job.strategy, Some(self.env())));
+        Ok(tables)
     }
 
     fn serve(
@@ -235,13 +243,15 @@ impl Fleet {
             std::fs::write(file, "")
                 .map_err(|error| Error::io("create", Path::new(file), &error))?;
         }
-        Ok(worker.reports_to(self.reporter()))
+        Ok(worker.of_job(self.reporter(), self.env()))
     }
 
     pub(super) fn servers(&self, job: &ServerJob) -> Result<Servers> {
         let topology = self.topology();
         if topology.server_num() == 0 {
             let servers = ServerTables::all(&job.tables)?;
+            let fs = save_fs(&job.strategy, Some(self.env()));
+            servers.iter().for_each(|server| server.set_save_fs(fs.clone()));
             return Ok(Arc::new(LocalServers::new(&servers, topology.rank())?).into());
         }
         let addresses = self.server_addresses()?;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 /// Values that inference reads for an id without a row. No row is created in either case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownIds {
+    /// Zeros.
     #[default]
     Zeros,
     /// The initial values of a new row.

@@ -1,6 +1,7 @@
 //! A worker before it joins the others: the place to load parameters from an earlier training, of
 //! the same or of a changed network.
 
+use super::remote_save::save_fs;
 use super::save::load_named;
 use super::{ServerJob, Worker};
 use crate::save::persistables;
@@ -45,6 +46,7 @@ use std::path::Path;
 /// # Ok::<(), fleet::Error>(())
 /// ```
 pub struct PreparedWorker<'f> {
+    /// The session, which may load or set parameters before the worker joins.
     pub session: Session,
     servers: Servers,
     job: ServerJob,
@@ -85,8 +87,9 @@ impl<'f> PreparedWorker<'f> {
     ///
     /// [`fleet::save_persistables`]: crate::save_persistables
     pub fn load_vars(&mut self, dir: impl AsRef<Path>, names: &[&str]) -> Result<()> {
+        let fs = save_fs(&self.job.strategy, self.fleet.map(Fleet::env));
         let Session { programs, scope, .. } = &mut self.session;
-        load_named(dir.as_ref(), &programs.main, scope, names)
+        load_named(&fs, dir.as_ref(), &programs.main, scope, names)
     }
 
     /// As [`load_vars`](Self::load_vars), for the persistable variables for which `which` returns
@@ -96,9 +99,10 @@ impl<'f> PreparedWorker<'f> {
         dir: impl AsRef<Path>,
         which: impl Fn(&Var) -> bool,
     ) -> Result<()> {
+        let fs = save_fs(&self.job.strategy, self.fleet.map(Fleet::env));
         let Session { programs, scope, .. } = &mut self.session;
         let names = persistables(&programs.main, |var| var.persistable && which(var));
-        load_named(dir.as_ref(), &programs.main, scope, &names)
+        load_named(&fs, dir.as_ref(), &programs.main, scope, &names)
     }
 
     /// Joins the other workers: worker 0 sends its parameters, and the others pull them. Servers

@@ -1,6 +1,7 @@
 //! Saves of a job with parameter servers. The servers save the tables. A worker saves the variables
 //! that are in no table, such as batch statistics and metric counts.
 
+use super::remote_save::WorkerUpload;
 use super::{ServerJob, Worker};
 use crate::Session;
 use crate::save::save_named;
@@ -8,7 +9,10 @@ use fleet_base::{Error, Result};
 use fleet_exec::Scope;
 use fleet_format::load_tensors;
 use fleet_ir::Program;
-use fleet_ps::{SaveFormat, SaveMode, Saved, ServerTables, TableIndex, Tables};
+use fleet_ps::{
+    SaveFormat, SaveFs, SaveMode, SaveSource, Saved, SavedTable, ServerTables, TableIndex, Tables,
+    remote_url,
+};
 use fleet_tensor::Tensor;
 use std::collections::HashSet;
 use std::path::Path;
@@ -20,20 +24,51 @@ const MODEL_FOLDER: &str = "model";
 
 impl Worker {
     /// Saves all tables of all servers, and this worker's variables that are in no table
-    /// (`save_persistables`). All servers must see the folder under this name. Only one worker
-    /// should call it, between barriers if training must pause.
+    /// (`save_persistables`). All servers must see the folder under this name. It may be remote
+    /// (`hdfs://host/folder`), with the Hadoop client of `fs_client_param`. Only one worker should
+    /// call it, between barriers if training must pause.
     pub fn save_persistables(
         &mut self,
         dir: impl AsRef<Path>,
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
-        let dir = dir.as_ref();
         self.flush()?;
-        let saved = self.servers().admin.save(Tables::All, dir, mode, format)?;
-        let names = worker_var_names(self.job(), &self.session);
-        save_named(&dir.join(WORKER_FOLDER), &self.session.scope, &names)?;
-        Ok(saved)
+        self.save_flushed(dir.as_ref(), None, mode, format)
+    }
+
+    /// Saves all tables as the servers have them, this worker's variables that are in no table, and
+    /// with `targets` the model for inference.
+    pub(crate) fn save_flushed(
+        &self,
+        dir: &Path,
+        targets: Option<&[&str]>,
+        mode: SaveMode,
+        format: SaveFormat,
+    ) -> Result<Saved> {
+        let save = || self.servers().admin.save(Tables::All, dir, mode, format);
+        let Some(url) = remote_url(dir)? else {
+            let saved = save()?;
+            self.write_own(dir, targets)?;
+            return Ok(saved);
+        };
+        let staged = self.save_fs.staging()?;
+        self.write_own(staged.path(), targets)?;
+        let upload = WorkerUpload::send(&self.save_fs, url, &staged)?;
+        let saved = save()?;
+        upload.complete().map(|()| saved)
+    }
+
+    /// Writes the folders of a save that come from this worker.
+    fn write_own(&self, dir: &Path, targets: Option<&[&str]>) -> Result<()> {
+        let Session { programs, scope, .. } = &self.session;
+        save_named(&dir.join(WORKER_FOLDER), scope, &worker_var_names(self.job(), &self.session))?;
+        match targets {
+            Some(targets) => {
+                crate::save_inference_model(dir.join(MODEL_FOLDER), &programs.main, targets, scope)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Saves everything for inference (`save_inference_model`): all that
@@ -72,15 +107,12 @@ impl Worker {
         mode: SaveMode,
         format: SaveFormat,
     ) -> Result<Saved> {
-        let dir = dir.as_ref();
         // A wrong name is an error before anything is written.
         for target in targets {
             self.session.programs.main.var_named(target)?;
         }
-        let saved = self.save_persistables(dir, mode, format)?;
-        let Session { programs, scope, .. } = &self.session;
-        crate::save_inference_model(dir.join(MODEL_FOLDER), &programs.main, targets, scope)?;
-        Ok(saved)
+        self.flush()?;
+        self.save_flushed(dir.as_ref(), Some(targets), mode, format)
     }
 
     /// Saves the rows of one table, given the name of its parameter, into a folder of its own
@@ -107,13 +139,27 @@ impl Worker {
     }
 
     /// Loads the latest save of a folder over the tables of all servers, and the parameters from
-    /// it. Only one worker should call it while the others wait; they then call [`Worker::flush`].
+    /// it. Only one worker should call it while the others wait; they then call
+    /// [`Worker::adopt_loaded`].
     pub fn load_persistables(&mut self, dir: impl AsRef<Path>) -> Result<u64> {
         let loaded = self.servers().admin.load(Tables::All, dir.as_ref())?;
-        let job = self.job().clone();
-        load_worker_vars(dir.as_ref(), &job, &mut self.session)?;
-        self.flush()?;
+        self.adopt_loaded(dir)?;
         Ok(loaded)
+    }
+
+    /// Adopts a save that another worker has loaded ([`Worker::load_persistables`]): pulls the
+    /// parameters from the servers, and loads the variables that are in no table, such as the loss
+    /// scale and batch statistics. In GEO, this worker's changes that were not sent are dropped.
+    pub fn adopt_loaded(&mut self, dir: impl AsRef<Path>) -> Result<()> {
+        let (job, fs) = (self.job().clone(), self.save_fs.clone());
+        load_worker_vars(&fs, dir.as_ref(), &job, &mut self.session)?;
+        self.reload()
+    }
+
+    /// Sets variables that are in no table.
+    pub(crate) fn set_variables(&mut self, variables: &[(String, Tensor)]) -> Result<()> {
+        let scope = &mut self.session.scope;
+        variables.iter().try_for_each(|(name, tensor)| scope.assign(name, tensor))
     }
 }
 
@@ -130,31 +176,36 @@ pub(crate) fn worker_var_names<'a>(job: &ServerJob, session: &'a Session) -> Vec
 }
 
 /// Loads a worker's variables that are in no table.
-pub(super) fn load_worker_vars(dir: &Path, job: &ServerJob, session: &mut Session) -> Result<()> {
-    let folder = dir.join(WORKER_FOLDER);
-    if !folder.exists() {
-        // The save has tables alone, as `Servers::save` writes them.
-        return Ok(());
-    }
-    let held = read_worker_vars(dir)?;
+pub(super) fn load_worker_vars(
+    fs: &SaveFs,
+    dir: &Path,
+    job: &ServerJob,
+    session: &mut Session,
+) -> Result<()> {
+    // A save that `Servers::save` wrote has tables alone.
+    let Some(held) = read_worker_vars(fs, dir)? else { return Ok(()) };
+    let place = dir.join(WORKER_FOLDER);
     for name in worker_var_names(job, session).into_iter().map(str::to_string).collect::<Vec<_>>() {
         let Some((_, tensor)) = held.iter().find(|(held, _)| *held == name) else {
             return Err(Error::invalid(format!("the save has no variable '{name}'"))
-                .at(folder.display())
+                .at(place.display())
                 .help("load a save of the same network"));
         };
-        session.scope.assign(&name, tensor).map_err(|error| error.at(folder.display()))?;
+        session.scope.assign(&name, tensor).map_err(|error| error.at(place.display()))?;
     }
     Ok(())
 }
 
-/// Reads the variables of a save that are in no table; none if it has tables alone.
-pub(super) fn read_worker_vars(dir: &Path) -> Result<Vec<(String, Tensor)>> {
-    let folder = dir.join(WORKER_FOLDER);
-    match folder.exists() {
-        true => Ok(load_tensors(&folder)?.tensors),
-        false => Ok(Vec::new()),
+/// Reads the variables of a save that are in no table; `None` if it has tables alone.
+pub(super) fn read_worker_vars(fs: &SaveFs, dir: &Path) -> Result<Option<Vec<(String, Tensor)>>> {
+    let source = fs.source(dir)?;
+    source.fetch_numbered(WORKER_FOLDER)?;
+    let folder = source.path().join(WORKER_FOLDER);
+    if !folder.exists() {
+        return Ok(None);
     }
+    let held = load_tensors(&folder).map_err(|error| source.naming(error))?;
+    Ok(Some(held.tensors))
 }
 
 /// Loads a server's part of a save: all tables, or those of the named variables.
@@ -183,15 +234,33 @@ pub(super) fn load_present(
 /// Loads named variables of a program from a save of servers, or from one of a single process.
 /// Changes nothing unless all are there.
 pub(super) fn load_named(
+    fs: &SaveFs,
     dir: &Path,
     program: &Program,
     scope: &mut Scope,
     names: &[&str],
 ) -> Result<()> {
+    let source = fs.source(dir)?;
+    let loaded = load_named_from(&source, program, scope, names);
+    loaded.map_err(|error| source.naming(error))
+}
+
+fn load_named_from(
+    source: &SaveSource,
+    program: &Program,
+    scope: &mut Scope,
+    names: &[&str],
+) -> Result<()> {
+    let dir = source.path();
     if !TableIndex::is_at(dir) {
+        source.fetch_all()?;
         return crate::load_vars(dir, program, scope, names);
     }
     let index = TableIndex::read(dir)?;
+    let dense_tables = index.tables.iter().filter(|table| !table.params.is_empty());
+    let folders: Vec<String> = dense_tables.map(SavedTable::folder).collect();
+    source.fetch(folders.iter().map(String::as_str))?;
+    source.fetch_numbered(WORKER_FOLDER)?;
     let known: HashSet<&str> = index.params().collect();
     let (dense, others): (Vec<&str>, Vec<&str>) =
         names.iter().copied().partition(|name| known.contains(name));

@@ -1,7 +1,9 @@
 //! A worker of a job with parameter servers: a session and its communication.
 
 use super::ServerJob;
+use super::loss_scale::{self, ScaleKeeper};
 use super::port::{Sender, TableAdapter, UnknownIds, table_ids};
+use super::remote_save::save_fs;
 use super::settings::steps_between_reports;
 use crate::dataset_run::{check_inputs, run_steps};
 use crate::options::options_of_worker;
@@ -10,14 +12,15 @@ use crate::{DatasetReport, DatasetRun, Session, exec_options};
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_data::Dataset;
 use fleet_exec::{ExecOptions, Executor};
-use fleet_nn::{LrSchedule, Programs};
+use fleet_nn::{HostRate, LrSchedule, Programs};
 use fleet_ops::Services;
 use fleet_ps::{
     Arrival, Communicator, CommunicatorOptions, CommunicatorStats, GeoCommunicator, Progress,
-    PushMode, RateOf, Rates, START_ROUNDS, Servers, WorkerSeen,
+    PushMode, RateOf, Rates, START_ROUNDS, SaveFs, Servers, WorkerSeen,
 };
 use fleet_strategy::servers::{Exchange, ServerPlan};
 use fleet_tensor::Tensor;
+use fleet_topology::Env;
 use std::sync::Arc;
 
 /// Statistics of a worker's communication.
@@ -71,8 +74,11 @@ pub struct Worker {
     job: ServerJob,
     /// Progress of this worker's earlier processes, if it was restarted.
     earlier_progress: Option<Progress>,
+    scale: ScaleKeeper,
     stopped: bool,
     reporter: Reporter,
+    /// The file system of saves in remote folders.
+    pub(super) save_fs: SaveFs,
 }
 
 impl Worker {
@@ -134,6 +140,9 @@ impl Worker {
                 Sender::Pushes(Communicator::start(servers, mode, communication, rates)?)
             }
         };
+        if let Some(progress) = &earlier_progress {
+            loss_scale::restore(&mut session.scope, progress)?;
+        }
         let adapter = Arc::new(TableAdapter::new(sender, &job.plan));
         let services = Services::none().with_tables(adapter.clone());
         Ok(Worker {
@@ -141,14 +150,18 @@ impl Worker {
             adapter,
             job: job.clone(),
             earlier_progress,
+            scale: ScaleKeeper::default(),
             stopped: false,
             reporter: Reporter::default(),
+            save_fs: save_fs(&job.strategy, None),
         })
     }
 
-    /// Makes the worker report to the launcher that it has finished, or failed and why.
-    pub(super) fn reports_to(self, reporter: &Reporter) -> Worker {
-        Worker { reporter: reporter.clone(), ..self }
+    /// Makes the worker report to the launcher that it has finished, or failed and why, and save
+    /// as the environment says.
+    pub(super) fn of_job(self, reporter: &Reporter, env: &Env) -> Worker {
+        let save_fs = save_fs(&self.job.strategy, Some(env));
+        Worker { reporter: reporter.clone(), save_fs, ..self }
     }
 
     /// Reports an error of an operation that involves the other workers.
@@ -181,7 +194,8 @@ impl Worker {
         out: &mut Vec<Tensor>,
     ) -> Result<()> {
         let ran = self.session.run_into(feed, fetch, out);
-        let ran = ran.and_then(|()| after_step(&self.job, &self.adapter));
+        let Worker { session, job, adapter, scale, .. } = self;
+        let ran = ran.and_then(|()| after_step(job, adapter, (scale, session)));
         self.reported(ran.map_err(|error| with_table_names(&self.job, error)))
     }
 
@@ -197,13 +211,13 @@ impl Worker {
         run: DatasetRun<'_>,
     ) -> Result<DatasetReport> {
         check_inputs(&self.session.programs.main, dataset)?;
-        let (job, adapter, session) = (&self.job, &self.adapter, &mut self.session);
+        let Worker { session, job, adapter, scale, .. } = self;
         let report = run_steps(dataset, run, true, |batch, next, fetch, out| {
             if let Some(next) = next {
                 look_ahead(job, adapter, &next.feeds())?;
             }
             session.run_into(&batch.feeds(), fetch, out)?;
-            after_step(job, adapter)
+            after_step(job, adapter, (scale, session))
         });
         self.reported(report)
     }
@@ -238,6 +252,7 @@ impl Worker {
     /// Sets the number of steps made in an earlier run whose tables were loaded, from which
     /// learning-rate schedules continue. All workers must call it.
     pub fn set_steps_done(&mut self, steps: u64) -> Result<()> {
+        self.count_from(steps)?;
         match &self.adapter.sender {
             Sender::Pushes(communicator) => communicator.set_steps_done(steps),
             // The rates of GEO are in its program.
@@ -246,9 +261,22 @@ impl Worker {
         }
     }
 
+    /// Starts to count after a step of the job.
+    fn count_from(&mut self, step: u64) -> Result<()> {
+        self.scale.count_from(step);
+        if self.session.scope.contains(HostRate::COUNTER) {
+            // The rates of GEO are in its program. The counter is -1 before the first step.
+            let counter = i64::try_from(step).unwrap_or(i64::MAX) - 1;
+            let counter = Tensor::from_slice(&[counter], [1])?;
+            self.session.scope.assign(HostRate::COUNTER, &counter)?;
+        }
+        Ok(())
+    }
+
     /// As [`set_steps_done`](Self::set_steps_done), for a worker that was lost when the tables were
     /// saved: they contain its steps only up to `own` ([`WorkerSeen::complete`]).
     pub fn set_own_steps_done(&mut self, steps: u64, own: u64) -> Result<()> {
+        self.count_from(own)?;
         match &self.adapter.sender {
             Sender::Pushes(communicator) => {
                 communicator.set_steps_done(steps)?;
@@ -282,13 +310,15 @@ impl Worker {
     /// # }
     /// ```
     pub fn resume(&mut self) -> Result<Option<Progress>> {
-        let Some(progress) = &self.earlier_progress else { return Ok(None) };
+        let Some(progress) = self.earlier_progress.clone() else { return Ok(None) };
         match &self.adapter.sender {
-            Sender::Pushes(communicator) => communicator.resume(progress)?,
-            Sender::Geo(geo) => geo.resume(progress)?,
+            Sender::Pushes(communicator) => communicator.resume(&progress)?,
+            Sender::Geo(geo) => geo.resume(&progress)?,
             Sender::ReadOnly(_) => {}
         }
-        Ok(Some(progress.clone()))
+        self.count_from(progress.complete)?;
+        loss_scale::restore(&mut self.session.scope, &progress)?;
+        Ok(Some(progress))
     }
 
     /// Returns whether the servers hold steps of this worker's earlier processes, which
@@ -298,8 +328,8 @@ impl Worker {
     }
 
     /// Returns this worker's loss scale of mixed precision (`get_loss_scaling`); none if the loss
-    /// is not scaled. Each worker has its own. It starts at `init_loss_scaling`, also after a
-    /// restart.
+    /// is not scaled. Each worker has its own, which starts at `init_loss_scaling`. The servers keep
+    /// it: a worker that is restarted during the job continues with it.
     pub fn loss_scaling(&self) -> Result<Option<f32>> {
         self.session.loss_scaling()
     }
@@ -334,6 +364,16 @@ impl Worker {
             }
             Sender::ReadOnly(servers) => pull(servers, &self.job, &mut self.session),
         }
+    }
+
+    /// Replaces the parameters by those of the servers. In GEO, changes that were not sent are
+    /// dropped.
+    pub(crate) fn reload(&mut self) -> Result<()> {
+        let Sender::Geo(geo) = &self.adapter.sender else { return self.flush() };
+        let begin = |table, values: &mut [f32], width| geo.begin(table, values, width);
+        let reloaded =
+            geo.flush().and_then(|()| update_copies(&self.job, &mut self.session, begin));
+        self.reported(reloaded)
     }
 
     /// Returns the servers' view of every worker of the job: its steps, its number of starts, and
@@ -386,13 +426,20 @@ fn with_table_sizes(job: &ServerJob, error: Error) -> Error {
 }
 
 /// Counts a completed step.
-fn after_step(job: &ServerJob, adapter: &TableAdapter) -> Result<()> {
-    adapter.servers().run.count_step();
-    match (job.plan.exchange, &adapter.sender) {
-        // No op of an async program marks the end of a step.
-        (Exchange::Pushes(PushMode::Async), Sender::Pushes(communicator)) => communicator.sent(),
-        _ => Ok(()),
+fn after_step(
+    job: &ServerJob,
+    adapter: &TableAdapter,
+    (scale, session): (&mut ScaleKeeper, &Session),
+) -> Result<()> {
+    let run = &*adapter.servers().run;
+    run.count_step();
+    // No op of an async program marks the end of a step.
+    if let (Exchange::Pushes(PushMode::Async), Sender::Pushes(communicator)) =
+        (job.plan.exchange, &adapter.sender)
+    {
+        communicator.sent()?;
     }
+    scale.after_step(&session.scope, run)
 }
 
 /// Adds the names of the tables to an error about a number in one of them: servers know tables by
@@ -496,7 +543,8 @@ fn start_or_rejoin(
     }
     let earlier = servers.run.adopt()?;
     // The servers have settled on one step: none has a part of a later one.
-    Ok(Some(Progress::of_steps(earlier.base, earlier.base + steps)))
+    let complete = earlier.base + steps;
+    Ok(Some(earlier.settled(complete)))
 }
 
 /// Returns the learning-rate schedules of the tables.

@@ -143,9 +143,9 @@ impl<'a> Trainer<'a> {
     /// see the same folder; with parameter servers, all workers and servers.
     ///
     /// Workers of parameter servers that do not agree on their steps wait for each other at each
-    /// save: in the modes async and half-async, and in sync mode without a validation and a stop
-    /// flag. They need [`CheckpointPolicy::every_steps`] and [`Trainer::steps`], and the interval
-    /// in time does not apply to them. GEO has no checkpoints.
+    /// save: in the modes async, half-async and GEO, and in sync mode without a validation and a
+    /// stop flag. They need [`CheckpointPolicy::every_steps`] and [`Trainer::steps`], and the
+    /// interval in time does not apply to them.
     pub fn checkpoints(mut self, folder: impl Into<PathBuf>, policy: CheckpointPolicy) -> Self {
         self.settings.checkpoints = Some((folder.into(), policy));
         self

@@ -9,8 +9,10 @@
 //!   done                steps of each worker; written last
 //! ```
 //!
-//! Workers wait for each other before the save and after it. The first worker then writes the file
-//! `done`. A folder without it was left by a job that died during the save, and is skipped.
+//! Workers wait for each other before the save and after it. Before, each sends all its gradients.
+//! In GEO it sends its difference; then the tables are the mean of the workers' copies, and a
+//! resumed worker begins with that. After the save, the first worker writes the file `done`. A
+//! folder without it was left by a job that died during the save, and is skipped.
 
 use super::server_barriers::{has_passed, wait};
 use super::server_progress::{PROGRESS_FILE, ServerProgress};
@@ -22,7 +24,7 @@ use fleet_base::file::make_folder;
 use fleet_base::output::note;
 use fleet_base::{Error, ErrorKind, Result};
 use fleet_format::{Meta, list_tensors, load_tensors, save_tensors};
-use fleet_ps::{SaveFormat, SaveMode};
+use fleet_ps::{SaveFormat, SaveMode, remote_url};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -68,11 +70,11 @@ impl ServerSaves {
         is_in_team: bool,
         limits: Limits,
     ) -> Result<ServerSaves> {
-        if worker.job().plan.exchange.is_geo() {
-            return Err(Error::unsupported(
-                "checkpoints are not supported for GEO, whose workers hold the tables",
-            )
-            .help("save with Worker::save_persistables at the end, or set k_steps to 0"));
+        if let Some(url) = remote_url(folder)? {
+            return Err(Error::unsupported("checkpoints in a remote folder are not supported")
+                .expected("a folder that all processes see")
+                .got(url)
+                .help("save to it with Worker::save_persistables"));
         }
         policy.check()?;
         let workers = worker.servers().job().worker_count;
@@ -163,11 +165,28 @@ impl ServerSaves {
         watched: usize,
         data: &dyn Source,
     ) -> Result<Option<Start>> {
+        if worker.can_resume() {
+            self.set_variables(worker)?;
+        }
         let Some(progress) = worker.resume()? else { return Ok(None) };
         self.before = progress.base;
         self.before_of_all = progress.base * self.workers as u64;
         let state = state_at(progress.complete, data, watched)?;
         Ok(Some(Start { state, resumed: None, has_joined: true }))
+    }
+
+    /// Sets the variables that are in no table, such as batch statistics, to those of this worker's
+    /// newest part of a checkpoint: later ones are lost.
+    fn set_variables(&self, worker: &mut Worker) -> Result<()> {
+        let parts = checkpoints(&self.folder)?.into_iter().rev();
+        let mut parts = parts.map(|(_, path)| worker_folder(&path, self.own));
+        let Some(part) = parts.find(|part| part.exists()) else { return Ok(()) };
+        let variables = load_tensors(part).map(|part| part.tensors);
+        if let Err(error) = variables.and_then(|it| worker.set_variables(&it)) {
+            // The others train on, and the tables are whole.
+            note(format_args!("variables that are in no table start anew: {error}"));
+        }
+        Ok(())
     }
 
     /// Loads the newest complete checkpoint into the servers. If there is one, newer damaged ones
@@ -223,29 +242,26 @@ impl ServerSaves {
         watched: usize,
         data: &dyn Source,
     ) -> Result<(State, BTreeMap<String, String>)> {
-        worker.flush()?;
+        worker.reload()?;
         let (done, first) = described(path, step)?;
         let all = done.steps_of(self.workers)?;
         let own = all.get(self.own).copied().unwrap_or(step);
-        worker.set_own_steps_done(step, own)?;
         (self.before, self.before_of_all) = (step, all.iter().sum());
         self.saved_step = Some(step);
-        if own != step {
-            // This worker was lost when the others saved.
-            return Ok((state_at(own, data, watched)?, first));
-        }
         let (mut state, saved) = State::read(step, &first, self.workers, watched)?;
-        let part = if saved == self.workers { self.own } else { 0 };
-        let part = load_tensors(worker_folder(path, part))?;
-        if saved == self.workers {
+        // A worker that was lost when the others saved has no part.
+        let has_part = own == step && saved == self.workers;
+        let part = load_tensors(worker_folder(path, if has_part { self.own } else { 0 }))?;
+        if has_part {
             state = State::read(step, &part.meta.entries, self.workers, watched)?.0;
-        } else {
+        } else if own == step {
             state.position = data.redistribute(state.position, saved, self.workers);
+        } else {
+            state = state_at(own, data, watched)?;
         }
-        for (name, tensor) in &part.tensors {
-            worker.session.scope.assign(name, tensor)?;
-        }
+        worker.set_variables(&part.tensors)?;
         worker.session.scope.set_step(part.meta.step);
+        worker.set_own_steps_done(step, own)?;
         Ok((state, part.meta.entries))
     }
 
@@ -323,7 +339,7 @@ impl ServerSaves {
             for name in [PROGRESS_FILE, DAMAGED_FILE] {
                 remove_if_present(&path.join(name))?;
             }
-            worker.save_persistables(&path, SaveMode::All, SaveFormat::Binary)?;
+            worker.save_flushed(&path, None, SaveMode::All, SaveFormat::Binary)?;
         }
         let scope = &worker.session.scope;
         let names = worker_var_names(worker.job(), &worker.session);

@@ -157,7 +157,7 @@ impl Trial {
                         if folder.is_some() {
                             meeting.wait();
                             if own == 0 {
-                                hosts.restart();
+                                hosts.restart(false);
                             }
                             meeting.wait();
                         }
@@ -254,12 +254,13 @@ impl Hosts {
             servers: Mutex::default(),
             addresses: Arc::default(),
         };
-        hosts.restart();
+        hosts.restart(false);
         hosts
     }
 
-    /// Ends the servers, and starts others at other addresses, which resume from the folder.
-    fn restart(&self) {
+    /// Ends the servers, and starts others at other addresses, which resume from the folder. In a
+    /// new run, all workers are new as well.
+    fn restart(&self, is_new_run: bool) {
         let mut servers = self.servers.lock().unwrap();
         servers.clear();
         for server in 0..self.job.server_count {
@@ -267,6 +268,9 @@ impl Hosts {
                 None => Arc::new(ServerTables::new(&self.job, server).unwrap()),
                 Some(folder) => durable(&self.job, server, folder),
             };
+            if is_new_run {
+                tables.begin_run().unwrap();
+            }
             let (options, log) = (CallOptions::default(), Log::silent());
             let bound = TableServer::bind("127.0.0.1:0", tables, &self.token, options, log);
             servers.push(bound.unwrap());
@@ -422,4 +426,42 @@ fn a_save_has_the_loss_scale() {
     assert_eq!((worker.loss_scaling().unwrap(), worker.skipped_steps().unwrap()), saved);
     worker.stop().unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// A worker that dies resumes with its loss scale and the count of good steps, in synchronous jobs
+/// when the servers are restarted as well.
+#[test]
+fn a_restarted_worker_keeps_its_loss_scale() {
+    let amp = AmpConfig::default().with_init_loss_scaling(64.0).with_incr_every_n_steps(3);
+    let amp = amp.with_incr_ratio(4.0).with_decr_every_n_nan_or_inf(1).with_decr_ratio(0.5);
+    let state = |worker: &Worker| (worker.loss_scaling().unwrap(), worker.skipped_steps().unwrap());
+    for (mode, restarts_servers) in MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)])
+    {
+        if mode == Mode::Sync && !restarts_servers {
+            continue;
+        }
+        let is_bad = |_: usize, step: u64| step == 0;
+        let trial = Trial { workers: 1, is_bad, ..Trial::new(mode, amp.clone()) };
+        let folder = folder_of("scale");
+        let hosts = Hosts::start(&trial.minimized(0).1.tables, Some(&folder));
+        let mut worker = trial.worker(0, &hosts);
+        // One step that overflows, three good ones, and one more.
+        (0..5).for_each(|step| run(&mut worker, &trial.batch(0, step)));
+        worker.flush().unwrap();
+        let before = state(&worker);
+        assert_eq!(before, (Some(64.0 * 0.5 * 4.0), Some(1)), "{mode:?}");
+        drop(worker);
+        if restarts_servers {
+            hosts.restart(true);
+        }
+        let mut worker = trial.worker(0, &hosts);
+        assert_eq!(state(&worker), before, "{mode:?}, servers restarted: {restarts_servers}");
+        let done = worker.resume().unwrap().unwrap().complete;
+        assert!((4..=5).contains(&done), "{mode:?}: {done}");
+        (done..7).for_each(|step| run(&mut worker, &trial.batch(0, step)));
+        assert_eq!(state(&worker), (Some(64.0 * 0.5 * 16.0), Some(1)), "{mode:?}");
+        worker.stop().unwrap();
+        drop((worker, hosts));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

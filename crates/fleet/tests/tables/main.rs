@@ -5,6 +5,8 @@ mod best_area;
 mod click;
 mod dc_asgd;
 mod guide;
+#[cfg(unix)]
+mod hdfs;
 mod ids;
 mod incremental;
 mod inference;

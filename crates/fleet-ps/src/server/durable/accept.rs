@@ -22,6 +22,7 @@ use std::sync::Arc;
 /// Data that a server resumes without.
 #[derive(Clone, Debug, Default)]
 pub struct Loss {
+    /// Folder of the server.
     pub folder: PathBuf,
     /// The damage that was found.
     pub damages: Vec<Damage>,

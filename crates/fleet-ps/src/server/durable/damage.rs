@@ -7,9 +7,11 @@ use std::path::PathBuf;
 /// A damaged place in a durable folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
+    /// The damaged file.
     pub file: PathBuf,
     /// The first byte that cannot be trusted.
     pub offset: u64,
+    /// What is wrong there, in words.
     pub what: String,
 }
 

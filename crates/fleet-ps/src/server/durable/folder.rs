@@ -28,7 +28,7 @@ pub(super) const SERVER: &str = "server-";
 
 /// The first line of the file `job`.
 const TITLE: &str = "fleet durable folder, version ";
-const VERSION: &str = "6";
+const VERSION: &str = "7";
 /// Limit on the file `job`: some ten thousand tables of about 1 KB each.
 const JOB_BYTES_MAX: u64 = 8 << 20;
 /// Limit on a mark, which holds a sentence.

@@ -47,7 +47,7 @@ enum TableImage<'a> {
 }
 
 /// The last byte is the version, as a digit.
-const MAGIC: &[u8; 8] = b"FLEETPS6";
+const MAGIC: &[u8; 8] = b"FLEETPS7";
 /// Ends the rows of a table; no kind of record has this value.
 const ROWS_END: u8 = 255;
 

@@ -21,7 +21,9 @@ use std::sync::Arc;
 /// Contents of a folder of durable servers.
 #[derive(Clone, Debug)]
 pub struct FolderReport {
+    /// Whether servers can resume from the folder.
     pub state: FolderState,
+    /// The servers of the job.
     pub servers: Vec<ServerReport>,
     /// Folders that are named like a server's but belong to no server of the job.
     pub strays: Vec<PathBuf>,
@@ -30,6 +32,7 @@ pub struct FolderReport {
 /// Contents of the folder of one server.
 #[derive(Clone, Debug, Default)]
 pub struct ServerReport {
+    /// Folder of the server.
     pub folder: PathBuf,
     /// Number that identifies its tables, if any file states it.
     pub life: Option<u64>,
@@ -37,18 +40,22 @@ pub struct ServerReport {
     pub is_empty: bool,
     /// The job's tables, as the file `job` describes them.
     pub job: Option<String>,
+    /// The snapshot that a start loads first, if there is one.
     pub snapshot: Option<SnapshotReport>,
     /// The good logs, in order.
     pub logs: Vec<LogReport>,
+    /// Progress of the workers, by rank.
     pub workers: BTreeMap<usize, WorkerReport>,
     /// The incomplete end of the last log, which the next start cuts off.
     pub tail: Option<Tail>,
+    /// The first damage that prevents a start.
     pub damage: Option<Damage>,
     /// Why no server starts from the folder although nothing is damaged: a worker has an
     /// acknowledgement of requests that are missing.
     pub behind: Option<String>,
     /// The next start resumes although acknowledged requests were lost.
     pub accepts_loss: bool,
+    /// Whether all workers had finished, and no request has changed a table since.
     pub is_finished: bool,
     /// A server is using it: the end of its last log is being written.
     pub is_in_use: bool,
@@ -56,20 +63,27 @@ pub struct ServerReport {
     pub leftovers: Vec<String>,
 }
 
+/// A snapshot of all tables of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotReport {
+    /// Number of the snapshot: later ones have larger numbers.
     pub number: u64,
+    /// Size of its file.
     pub bytes: u64,
     /// Requests that it contains.
     pub request_count: u64,
 }
 
+/// A log of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogReport {
+    /// Number of the log: later ones have larger numbers.
     pub number: u64,
     /// The number of its first request.
     pub first: u64,
+    /// Number of whole requests in it.
     pub request_count: u64,
+    /// Size of its file.
     pub bytes: u64,
 }
 

@@ -64,6 +64,7 @@ pub struct Durability {
     /// times the last snapshot start one too. At twice this length pushes wait for the snapshot,
     /// and are rejected if it cannot be written.
     pub log_bytes_max: u64,
+    /// When requests reach the disk.
     pub flush: Flush,
 }
 

@@ -31,9 +31,11 @@ pub(super) trait Visitor {
 /// The incomplete end of the last log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tail {
+    /// The log.
     pub file: PathBuf,
     /// Offset in the file.
     pub offset: u64,
+    /// Size of the incomplete end.
     pub bytes: u64,
     /// Whole requests in it. Only a power cut leaves any after an incomplete one.
     pub request_count: u64,

@@ -206,7 +206,7 @@ pub(super) use stored_structs;
 stored_structs! {
     BarrierImage { rounds arrived skipped finished }
     SessionImage { client done answers }
-    WorkerProgress { owner client base complete tables }
+    WorkerProgress { owner client base complete tables kept_step kept }
     Pending { pushes }
     HeldPush { worker seq ids grads shows clicks slots }
     DenseRuntime { rate_scale push_count values state sum read is_loaded }

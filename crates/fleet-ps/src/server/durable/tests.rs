@@ -8,7 +8,7 @@ use super::inspect::look;
 use super::*;
 use crate::client::local::Local;
 use crate::client::tests::{DENSE, SPARSE, job};
-use crate::{Client, JobTables, LocalServers, PullMode, Push, Step, TableAccess};
+use crate::{Client, JobTables, LocalServers, PullMode, Push, RunControl, Step, TableAccess};
 use fleet_base::disk::{Call, Fault, SimDisk};
 use fleet_base::rng::Sequence;
 
@@ -254,13 +254,37 @@ fn a_folder_of_an_earlier_version_is_refused_with_what_to_do() {
     let old = b"17\nmessages of version 5\nJobTables {\n}\n";
     disk.edit(&own("job"), |bytes| *bytes = old.to_vec()).unwrap();
     let error = open(&disk, Flush::Kernel).map(drop).unwrap_err().to_string();
-    assert!(error.contains("expected version 6, got version 4"), "{error}");
+    assert!(error.contains("expected version 7, got version 4"), "{error}");
     assert!(error.contains("kept/server-000/job") && error.contains("help: resume"), "{error}");
     // Anything else is no file of an earlier version.
     disk.edit(&own("job"), |bytes| bytes[0] = 0xFF).unwrap();
     let error = open(&disk, Flush::Kernel).map(drop).unwrap_err().to_string();
     assert!(error.contains("job is damaged at byte 0"), "{error}");
     assert_eq!(content(&disk, "job")[0], 0xFF, "it stays as it was");
+}
+
+/// The state that a worker keeps survives in the log, and in a snapshot.
+#[test]
+fn the_next_process_of_a_worker_finds_its_state() {
+    let disk = SimDisk::new(1);
+    let mut server = open(&disk, Flush::Kernel).unwrap();
+    {
+        let first = worker(&server, 1);
+        first.keep(4, &[1]).unwrap();
+        first.keep(5, &[7, 8, 9]).unwrap();
+        let error = first.keep(6, &[0; 65]).unwrap_err().to_string();
+        assert!(error.contains("expected at most 64 numbers, got 65"), "{error}");
+    }
+    for client in [2, 3] {
+        drop(server);
+        disk.kill();
+        server = open(&disk, Flush::Kernel).unwrap();
+        let progress = worker(&server, client).adopt().unwrap();
+        assert_eq!((progress.kept_step, &progress.kept[..]), (5, &[7, 8, 9][..]));
+        let error = worker(&server, client + 10).keep(6, &[0]).unwrap_err().to_string();
+        assert!(error.contains("another process has replaced this worker"), "{error}");
+        server.snapshot_now().unwrap();
+    }
 }
 
 /// A request that panics is refused, now and when the log is replayed.

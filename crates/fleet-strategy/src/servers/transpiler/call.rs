@@ -5,9 +5,11 @@ use fleet_base::{Error, Result};
 /// The trainer to transpile for, and its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transpile<'a> {
+    /// Rank of the trainer, from 0.
     pub trainer_id: usize,
     /// Mode pserver: endpoints of the servers, separated by commas.
     pub pservers: &'a str,
+    /// The trainers of the job: their number, or their endpoints.
     pub trainers: Trainers<'a>,
     /// Mode pserver: overrides the switch of that name.
     pub sync_mode: Option<bool>,
@@ -39,6 +41,7 @@ const DEFAULT_ENDPOINT: &str = "127.0.0.1:6174";
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trainers<'a> {
+    /// Number of trainers.
     Count(usize),
     /// Separated by commas.
     Endpoints(&'a str),

@@ -13,10 +13,13 @@ use fleet_passes::PassManager;
 /// Result of [`DistributeTranspilerConfig::transpile_ranks`].
 #[derive(Clone, Debug)]
 pub struct TranspiledRanks {
+    /// The decisions, rings and gradients of the rewritten programs.
     pub plan: Plan,
     /// The equivalent strategy.
     pub strategy: DistributedStrategy,
+    /// The position of the trainer among the ranks.
     pub ranks: Ranks,
+    /// Endpoints of the trainers, by rank.
     pub endpoints: Vec<String>,
     /// The optimizer; of a program with updates, the one that its first update has.
     pub optimizer: OptimizerDesc,

@@ -42,6 +42,7 @@ use updates::Updates;
 /// an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DistributeTranspilerConfig {
+    /// Whether there are servers, and what trainers exchange.
     pub mode: TranspilerMode,
     /// Adds notes with the place of each block or trainer.
     pub print_log: bool,
@@ -49,6 +50,7 @@ pub struct DistributeTranspilerConfig {
     // Mode pserver
     /// Cuts large parameters into blocks; otherwise each parameter is on one server.
     pub slice_var_up: bool,
+    /// How blocks are assigned to servers.
     pub split_method: SplitMethod,
     /// Minimum number of elements in a block.
     pub min_block_size: usize,
@@ -193,10 +195,13 @@ pub enum Source<'a> {
 /// Result of [`DistributeTranspilerConfig::transpile`].
 #[derive(Clone, Debug)]
 pub struct Transpiled {
+    /// The decisions and tables of the rewritten programs.
     pub plan: ServerPlan,
+    /// The position of the trainer in the job.
     pub place: Place,
     /// The equivalent strategy.
     pub strategy: DistributedStrategy,
+    /// Endpoints of the servers.
     pub endpoints: Vec<String>,
     optimizer: OptimizerDesc,
     /// Parameters with their shapes, by name.

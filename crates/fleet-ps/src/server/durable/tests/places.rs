@@ -215,19 +215,19 @@ fn check_version(disk: &SimDisk, file: &str, ours: &str, got: &str) {
 
 #[test]
 fn files_of_other_versions_are_not_damaged() {
-    for version in ["4", "5", "7", "60"] {
+    for version in ["4", "5", "6", "60"] {
         // With a checksum as ours, and with one that is made in another way.
         for is_ours in [true, false] {
             let disk = kept();
             disk.edit(&own("job"), |bytes| {
                 let text = String::from_utf8(bytes.clone()).unwrap();
-                let text = text.replacen("version 6", &format!("version {version}"), 1);
+                let text = text.replacen("version 7", &format!("version {version}"), 1);
                 let (text, _) = text.split_at(text.rfind("crc32 ").unwrap());
                 let sum = if is_ours { crc32fast::hash(text.as_bytes()) } else { 0 };
                 *bytes = format!("{text}crc32 {sum:08x}\n").into_bytes();
             })
             .unwrap();
-            check_version(&disk, "job", "6", version);
+            check_version(&disk, "job", "7", version);
         }
     }
     for is_ours in [true, false] {
@@ -245,12 +245,12 @@ fn files_of_other_versions_are_not_damaged() {
 
         let disk = kept();
         disk.edit(&own("snapshot-1"), |bytes| {
-            bytes[15] = b'7';
+            bytes[15] = b'8';
             let sum = if is_ours { blocks::sum(0, &bytes[8..8 + first_block(bytes)]) } else { 0 };
             bytes[4..8].copy_from_slice(&sum.to_le_bytes());
         })
         .unwrap();
-        check_version(&disk, "snapshot-1", "6", "7");
+        check_version(&disk, "snapshot-1", "7", "8");
     }
 }
 
