@@ -293,7 +293,7 @@ variables! {
     FLEET_OVERVIEW: [Worker] as OneOf(&["changed", "full", "none"]), default: "changed",
         "Rows of the strategy's overview that the first worker prints";
     // Documented settings for GPUs. NCCL itself reads those whose names start with `NCCL_`.
-    FLAGS_ENABLE_PARALLEL_GRAPH = "FLAGS_enable_parallel_graph": [RoleMaker] as Switch,
+    FLAGS_ENABLE_PARALLEL_GRAPH = "FLAGS_enable_parallel_graph": [Worker] as Switch,
         default: "0",
         "1: a worker uses its whole share of the cores where neither the strategy nor the program \
          gives a number of threads, even with CPU_NUM";
