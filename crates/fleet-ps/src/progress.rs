@@ -42,9 +42,10 @@ pub struct Progress {
     pub complete: u64,
     /// By server and table, the newest step whose gradients are applied there.
     pub(crate) applied: Vec<BTreeMap<u32, u64>>,
-    /// State that the worker has kept on the servers ([`RunControl::keep`](crate::RunControl)), and
-    /// the step after which it was; empty if none.
+    /// State that the worker has kept on the servers ([`RunControl::keep`](crate::RunControl));
+    /// empty if none.
     pub kept: Vec<u64>,
+    /// The step after which `kept` was the worker's state.
     pub kept_step: u64,
 }
 

@@ -91,10 +91,12 @@ pub struct RemoteDir {
 }
 
 impl RemoteDir {
+    /// Returns the file system of the folder.
     pub fn fs(&self) -> &dyn FileSystem {
         &*self.fs
     }
 
+    /// Returns the URL of the folder.
     pub fn url(&self) -> &str {
         &self.url
     }
