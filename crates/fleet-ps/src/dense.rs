@@ -37,7 +37,7 @@ pub struct DenseConfig {
     pub rule: Rule,
     /// When pushes are applied.
     pub update: Update,
-    /// What happens to gradients that are NaN or infinite.
+    /// Treatment of gradients that are NaN or infinite.
     pub non_finite: NonFinite,
     /// Number of workers whose gradients are corrected; 0 for none. Each costs a copy of the
     /// parameters.

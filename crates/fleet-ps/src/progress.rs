@@ -45,7 +45,7 @@ pub struct Progress {
     /// State that the worker has kept on the servers ([`RunControl::keep`](crate::RunControl));
     /// empty if none.
     pub kept: Vec<u64>,
-    /// Step after which the worker had that state.
+    /// The step after which `kept` was the worker's state.
     pub kept_step: u64,
 }
 

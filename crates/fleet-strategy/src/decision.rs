@@ -10,7 +10,7 @@ pub struct Decision {
     pub strategy: StrategyId,
     /// The field of the strategy that requests it; empty if none does.
     pub field: String,
-    /// What happens to it.
+    /// The decision.
     pub verdict: Verdict,
     /// One or more lines.
     pub reason: String,
@@ -19,7 +19,7 @@ pub struct Decision {
 /// Column of the reasons.
 const INDENT: usize = 29;
 
-/// What happens to a strategy or a field.
+/// The decision about a strategy or a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It has an effect.
@@ -56,7 +56,7 @@ pub struct Outcome {
     pub value: String,
     /// The strategy to which it belongs, if any.
     pub owner: Option<StrategyId>,
-    /// What happens to the field.
+    /// The decision about the field.
     pub verdict: Verdict,
     /// The reason; empty for a field that applies and belongs to no strategy.
     pub reason: String,

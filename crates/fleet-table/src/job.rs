@@ -32,7 +32,7 @@ pub enum TableConfig {
         params: Vec<(String, usize)>,
         /// The optimizer.
         rule: Rule,
-        /// What happens to gradients that are NaN or infinite.
+        /// Treatment of gradients that are NaN or infinite.
         non_finite: NonFinite,
         /// Cut and correction of late gradients.
         options: DenseOptions,

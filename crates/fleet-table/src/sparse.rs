@@ -28,7 +28,7 @@ pub struct SparseConfig {
     pub rule: Rule,
     /// The weights of a new row.
     pub initializer: Initializer,
-    /// What a row holds besides its weights, and which rows saves take.
+    /// Further contents of a row besides its weights, and the rows that saves take.
     pub accessor: Accessor,
     /// Which ids get a row.
     pub entry: Entry,
@@ -38,7 +38,7 @@ pub struct SparseConfig {
     pub seed: u64,
     /// Range to which weights are clamped.
     pub weight_bounds: Option<[f32; 2]>,
-    /// What happens to gradients that are NaN or infinite.
+    /// Treatment of gradients that are NaN or infinite.
     pub non_finite: NonFinite,
     /// Limit on the rows of the table. Further ids read as zeros, with an error.
     pub row_count_max: u64,

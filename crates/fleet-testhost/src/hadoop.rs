@@ -30,7 +30,7 @@ impl Hadoop {
         &self.folder
     }
 
-    /// The path of the program.
+    /// The path of the program `hadoop`.
     pub fn program(&self) -> String {
         self.folder.join("hadoop").display().to_string()
     }

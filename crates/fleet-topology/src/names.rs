@@ -45,7 +45,7 @@ pub struct Variable {
     pub(crate) form: Form,
     /// Value used when the variable is absent; empty if there is no default.
     pub default: &'static str,
-    /// What the variable means, for `fleet env`.
+    /// Meaning of the variable, as `fleet env` shows it.
     pub meaning: &'static str,
     /// The reason why a documented variable has no effect in Fleet.
     pub no_effect: Option<&'static str>,

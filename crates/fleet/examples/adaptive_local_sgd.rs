@@ -7,6 +7,7 @@ mod digits;
 use fleet::prelude::*;
 use fleet::strategy::AdaptiveLocalSgdConfig;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let local = AdaptiveLocalSgdConfig::default().with_init_k_steps(8).with_begin_step(20);
     let strategy = DistributedStrategy::new().use_adaptive_localsgd(local);

@@ -6,6 +6,7 @@ mod digits;
 use fleet::prelude::*;
 use fleet::strategy::AmpConfig;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let amp = AmpConfig::default()
         .with_init_loss_scaling(32768.0)

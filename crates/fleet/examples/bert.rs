@@ -7,6 +7,7 @@ use fleet_synth::{Text, TextConfig};
 const BATCH: i64 = 32;
 const LENGTH: i64 = 32;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let text = Text::new(TextConfig::tiny())?;
     let words = text.config().word_count as i64;

@@ -34,6 +34,7 @@ downpour_table_param {
 }
 "#;
 
+/// Returns the strategy that describes the tables.
 pub fn strategy() -> Result<DistributedStrategy> {
     DistributedStrategy::parse(TABLES)
 }
@@ -55,6 +56,7 @@ pub fn network(net: &Net, row_count: u64) -> Var<'_> {
     logit.sigmoid_cross_entropy_with_logits(click).mean()
 }
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let fleet = Fleet::parameter_server()?;
     let (clicks, net) = (Ctr::new(CtrConfig::small())?, Net::new());

@@ -10,6 +10,7 @@ use fleet_synth::{Digits, IMAGE_PIXELS};
 /// Batch size of all workers together.
 const BATCH: usize = 256;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let fleet = Fleet::collective()?; // rank, workers and endpoints of this process
     let share = BATCH / fleet.worker_num();

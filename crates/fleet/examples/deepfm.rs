@@ -6,6 +6,7 @@ use fleet_synth::{Ctr, CtrConfig};
 
 const BATCH: i64 = 512;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let clicks = Ctr::new(CtrConfig::small())?;
     let net = Net::new();

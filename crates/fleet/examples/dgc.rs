@@ -7,6 +7,7 @@ mod digits;
 use fleet::prelude::*;
 use fleet::strategy::DgcConfig;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let dgc = DgcConfig::default()
         .with_rampup_begin_step(20)

@@ -5,6 +5,7 @@ mod digits;
 
 use fleet::prelude::*;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let strategy = DistributedStrategy::new().with_fp16_allreduce(true);
     digits::train(steps, Momentum::new(0.02, 0.9), &strategy, digits::mlp)?;

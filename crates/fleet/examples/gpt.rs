@@ -7,6 +7,7 @@ use fleet_synth::{Text, TextConfig};
 const BATCH: usize = 16;
 const LENGTH: usize = 32;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     // Half of the tokens repeat the one eight places before, which only attention can find.
     let text = Text::new(TextConfig { copy_rate: 0.5, ..TextConfig::tiny() })?;

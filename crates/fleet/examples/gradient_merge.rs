@@ -6,6 +6,7 @@ mod digits;
 
 use fleet::prelude::*;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let strategy = DistributedStrategy::new().use_gradient_merge(4);
     digits::train(steps, Momentum::new(0.02, 0.9), &strategy, digits::mlp)?;

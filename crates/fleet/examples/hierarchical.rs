@@ -6,6 +6,7 @@ mod digits;
 
 use fleet::prelude::*;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let strategy = DistributedStrategy::new()
         .with_fuse_all_reduce_ops(true)

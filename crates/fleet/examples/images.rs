@@ -13,6 +13,7 @@ const SIZE: usize = 28;
 const BATCH: usize = 32;
 const DRAWN: u64 = 1000;
 
+/// Draws images to a temporary folder, and trains on them for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-digits-{}", std::process::id()));
     draw(&folder)?;

@@ -6,6 +6,7 @@ mod digits;
 use fleet::prelude::*;
 use fleet::strategy::LambConfig;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let lamb =
         LambConfig::default().with_lamb_weight_decay(0.01).with_exclude_from_weight_decay([".b_0"]);

@@ -6,6 +6,7 @@ mod digits;
 use fleet::prelude::*;
 use fleet::strategy::LarsConfig;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let lars = LarsConfig::default()
         .with_lars_coeff(0.01)

@@ -5,6 +5,7 @@ use fleet_synth::Digits;
 
 const BATCH: i64 = 32;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let net = Net::new();
     let image = net.data("image", [-1, 1, 28, 28], DType::F32);

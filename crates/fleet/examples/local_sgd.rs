@@ -6,6 +6,7 @@ mod digits;
 use fleet::prelude::*;
 use fleet::strategy::LocalSgdConfig;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let local = LocalSgdConfig::default().with_k_steps(4).with_begin_step(20); // every step before
     let strategy = DistributedStrategy::new().use_localsgd(local);

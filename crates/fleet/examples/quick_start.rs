@@ -67,6 +67,7 @@ fn digits(batches: impl Iterator<Item = [Tensor; 2]>, folder: &std::path::Path) 
     Ok(())
 }
 
+/// Runs the programs of the pages for this many steps each.
 pub fn train(steps: u64) -> Result<()> {
     let clicks = Ctr::new(CtrConfig::small())?;
     wide_deep((0..steps).map(|step| {

@@ -6,6 +6,7 @@ mod digits;
 
 use fleet::prelude::*;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     // The outputs of two layers; if none are named, checkpoints are chosen automatically.
     let strategy = DistributedStrategy::new().use_recompute(["fc_1.tmp_2", "fc_3.tmp_2"]);

@@ -124,6 +124,7 @@ pub fn train_by(name: &str, steps: u64, layers: u32, size: usize) -> Result<f64>
     pictures::train(&net, &model, optimizer(name), &strategy(name)?, (size, steps))
 }
 
+/// Trains ResNet-18 for this many steps, without a strategy.
 pub fn train(steps: u64) -> Result<()> {
     train_by("none", steps, 18, 32).map(drop)
 }

@@ -19,13 +19,17 @@ const IDS: i64 = 4;
 const KNOWN: u64 = 400;
 const RECORDS: usize = 6000;
 
+/// The outputs of the network.
 pub struct Model<'n> {
+    /// Mean logistic loss of a batch.
     pub loss: Var<'n>,
+    /// Probability of a click.
     pub probability: Var<'n>,
     positives: Var<'n>,
     negatives: Var<'n>,
 }
 
+/// Builds the network.
 pub fn network(net: &Net) -> Model<'_> {
     let ids = net.data("ids", [-1, IDS], DType::I64);
     let click = net.data("click", [-1, 1], DType::F32);
@@ -111,6 +115,7 @@ pub fn train_in(folder: &Path, passes: u64) -> Result<Option<f64>> {
     Ok(Some(area))
 }
 
+/// Trains for this many passes, in a temporary folder.
 pub fn train(passes: u64) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-servers-dataset-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;

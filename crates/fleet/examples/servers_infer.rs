@@ -12,6 +12,7 @@ use std::path::Path;
 #[allow(dead_code)] // the part that trains
 mod servers_dataset;
 
+/// Infers from the save in a folder, as one process of a job.
 pub fn infer_in(folder: &Path) -> Result<()> {
     let fleet = Fleet::parameter_server()?;
     let net = Net::new();
@@ -48,6 +49,7 @@ pub fn infer_in(folder: &Path) -> Result<()> {
     infer.stop()
 }
 
+/// Trains for this many passes in a temporary folder, and infers from the save.
 pub fn train(passes: u64) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-servers-infer-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, &error))?;

@@ -10,12 +10,17 @@ use std::collections::HashSet;
 /// The job.
 #[derive(Clone, Copy)]
 pub struct Job {
+    /// Number of servers.
     pub servers: u64,
+    /// Number of workers.
     pub workers: f64,
+    /// Number of rows of all tables.
     pub rows: f64,
     /// Samples per second of one worker.
     pub rate: f64,
+    /// Samples per step of one worker.
     pub batch: usize,
+    /// Numbers per row.
     pub dim: f64,
 }
 

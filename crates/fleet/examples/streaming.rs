@@ -105,6 +105,7 @@ pub fn train_in(folder: &Path, hours: u64) -> Result<Vec<u64>> {
     Ok(saved_rows)
 }
 
+/// Trains on this many hours of each day, in a temporary folder.
 pub fn train(hours: u64) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-streaming-{}", std::process::id()));
     let outcome = train_in(&folder, hours);

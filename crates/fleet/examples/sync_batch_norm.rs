@@ -5,6 +5,7 @@ mod digits;
 
 use fleet::prelude::*;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let strategy = DistributedStrategy::new().with_sync_batch_norm(true);
     digits::train(steps, Momentum::new(0.1, 0.9), &strategy, normed)?;

@@ -31,6 +31,7 @@ fn digits(fleet: &Fleet, first: u64, batches: u64) -> impl Source + use<> {
     from_fn(make).batches(batches)
 }
 
+/// Trains for at most `epochs` epochs as one process of a job, with its files in a folder.
 pub fn train_in(folder: &Path, epochs: u64) -> Result<Trained> {
     let fleet = Fleet::collective()?;
     let net = Net::new();
@@ -58,6 +59,7 @@ pub fn train_in(folder: &Path, epochs: u64) -> Result<Trained> {
     Ok(trained)
 }
 
+/// Trains for at most this many epochs, in a temporary folder.
 pub fn train(epochs: u64) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("fleet-training-{}", std::process::id()));
     let trained = train_in(&folder, epochs);

@@ -7,6 +7,7 @@ use fleet::prelude::*;
 
 const SIZE: usize = 32;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let net = Net::new();
     let model =

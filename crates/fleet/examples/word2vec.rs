@@ -6,6 +6,7 @@ use fleet_synth::{Text, TextConfig};
 
 const BATCH: i64 = 1024;
 
+/// Trains for this many steps.
 pub fn train(steps: u64) -> Result<()> {
     let text = Text::new(TextConfig::small())?;
     let words = text.config().word_count as i64;

@@ -12,8 +12,8 @@ use crate::micro::{self, Isa, LINE, PANEL};
 use crate::pool::Pool;
 
 impl Conv2d {
-    /// Returns the length of the scratch memory of [`Conv2d::backward_data`] on a pool of `threads`,
-    /// in floats.
+    /// Returns the length of the scratch memory of [`Conv2d::backward_data`] on a pool of
+    /// `threads`, in floats.
     pub fn backward_data_scratch_len(&self, threads: usize) -> usize {
         if self.is_depthwise() {
             return 0;

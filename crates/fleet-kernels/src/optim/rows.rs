@@ -18,7 +18,8 @@ pub struct Table<'a> {
     pub width: usize,
     /// Penalty that is added to the gradients.
     pub regularizer: Regularizer,
-    /// See [`Segment::weight_decay`](super::Segment::weight_decay). LARS and LAMB do not support rows.
+    /// See [`Segment::weight_decay`](super::Segment::weight_decay). LARS and LAMB do not support
+    /// rows.
     pub weight_decay: f32,
 }
 

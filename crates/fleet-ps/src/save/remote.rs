@@ -91,12 +91,12 @@ pub struct RemoteDir {
 }
 
 impl RemoteDir {
-    /// Returns its file system.
+    /// Returns the file system of the folder.
     pub fn fs(&self) -> &dyn FileSystem {
         &*self.fs
     }
 
-    /// Returns its own path.
+    /// Returns the URL of the folder.
     pub fn url(&self) -> &str {
         &self.url
     }

@@ -257,10 +257,11 @@ fn unmatched(configs: &AmpConfig, program: &Program, problems: &mut Vec<Problem>
 
 /// Variable of the loss scale.
 pub const LOSS_SCALE: &str = "loss_scaling_0";
-/// Variable that counts the steps since the last one whose gradients were not finite, if the scale
-/// is dynamic.
+/// Variable that counts the steps since the last one whose gradients were not finite. A constant
+/// scale has none.
 pub const GOOD_STEPS: &str = "num_good_steps_0";
-/// Variable that counts the last steps whose gradients were not finite, if the scale is dynamic.
+/// Variable that counts the steps in a row whose gradients were not finite. A constant scale has
+/// none.
 pub const BAD_STEPS: &str = "num_bad_steps_0";
 /// Variable that counts the steps in which gradients were not finite.
 pub const SKIPPED_STEPS: &str = "skipped_steps_0";

@@ -11,7 +11,7 @@ pub struct Damage {
     pub file: PathBuf,
     /// The first byte that cannot be trusted.
     pub offset: u64,
-    /// What is wrong there, in words.
+    /// Description of the damage.
     pub what: String,
 }
 
