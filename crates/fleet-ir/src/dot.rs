@@ -1,8 +1,8 @@
 //! The writer of programs as graphs in the DOT language of Graphviz, for people to look at.
 //!
-//! Ops are boxes, coloured by role; the values of variables are ellipses. A variable that is written
-//! several times has one ellipse for each value, so that the graph has no cycles. A nested block is
-//! a cluster.
+//! Ops are boxes, coloured by role; the values of variables are ellipses. A variable that is
+//! written several times has one ellipse for each value, so that the graph has no cycles. A nested
+//! block is a cluster.
 
 use crate::{BlockId, Op, OpRole, Program, VarId};
 use std::collections::HashMap;

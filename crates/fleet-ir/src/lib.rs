@@ -7,7 +7,8 @@
 //!
 //! A program prints itself (`Display`), and [`Program::parse`] reads the text back.
 //! [`Program::to_bytes`] and [`Program::from_bytes`] write and read the protobuf form. Two programs
-//! are equal when they print the same text. [`Program::to_dot`] writes a graph for Graphviz. [`Program::verify`] reports every error in a program.
+//! are equal when they print the same text. [`Program::to_dot`] writes a graph for Graphviz.
+//! [`Program::verify`] reports every error in a program.
 
 #![forbid(unsafe_code)]
 

@@ -177,7 +177,7 @@ impl Inspection {
 
 /// Name of the field with a password.
 pub(crate) const PASSWORD: &str = "passwd";
-/// What stands for a password on display.
+/// The text that is shown instead of a password.
 pub(crate) const HIDDEN: &str = "***";
 
 /// Returns the text form on one line, for display: without passwords.

@@ -63,7 +63,7 @@ message! {
         /// Compute threads.
         num_threads(1): optional int32 = 1,
             allowed [AT_LEAST_0, "0 means the number of cores", "0"];
-        /// Number of runs after which a plan that they did not use is dropped, with its temporaries.
+        /// Number of runs without use after which a plan is dropped, with its temporaries.
         num_iteration_per_drop_scope(2): optional int32 = 10, allowed [AT_LEAST_1, COUNT, "10"];
         /// Iterations in one call of run.
         num_iteration_per_run(3): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];

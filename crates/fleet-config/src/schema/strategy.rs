@@ -53,7 +53,8 @@ message! {
         pipeline(9): optional bool = false,
             refused "every rank runs the whole program; gradient_merge makes the same updates";
         /// Reserved for elastic jobs.
-        elastic(10): optional bool = false, ignored "`fleetrun --nnodes MIN:MAX` starts an elastic job";
+        elastic(10): optional bool = false,
+            ignored "`fleetrun --nnodes MIN:MAX` starts an elastic job";
         /// Chooses the settings, if nothing else is assigned.
         auto(11): optional bool = false;
         /// Updates of a parameter server: true for asynchronous, false for synchronous

@@ -87,8 +87,8 @@ impl Default for CommunicatorOptions {
     }
 }
 
-/// Limit on the sending threads of one worker, each of which has one push in flight, and likewise on
-/// those that receive and that look ahead.
+/// Limit on the sending threads of one worker, each of which has one push in flight, and likewise
+/// on those that receive and that look ahead.
 const THREAD_COUNT_MAX: usize = 64;
 /// Limit on queued gradients and on merged ones: a longer queue would be a leak.
 const QUEUE_LEN_MAX: usize = 1 << 16;

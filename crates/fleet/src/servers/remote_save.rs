@@ -2,8 +2,8 @@
 //!
 //! The worker uploads its folders before the servers save, under names with the number of the
 //! save. When the save is complete, they replace those of the save before. If the worker dies
-//! between, loads find the folders by the number. If the servers fail, the folders stay: the servers
-//! may have failed to withdraw a complete save. The next save deletes them.
+//! between, loads find the folders by the number. If the servers fail, the folders stay: the
+//! servers may have failed to withdraw a complete save. The next save deletes them.
 
 use crate::hadoop;
 use fleet_base::temporary::TemporaryFolder;

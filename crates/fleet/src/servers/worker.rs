@@ -328,8 +328,8 @@ impl Worker {
     }
 
     /// Returns this worker's loss scale of mixed precision (`get_loss_scaling`); none if the loss
-    /// is not scaled. Each worker has its own, which starts at `init_loss_scaling`. The servers keep
-    /// it: a worker that is restarted during the job continues with it.
+    /// is not scaled. Each worker has its own, which starts at `init_loss_scaling`. The servers
+    /// keep it: a worker that is restarted during the job continues with it.
     pub fn loss_scaling(&self) -> Result<Option<f32>> {
         self.session.loss_scaling()
     }
