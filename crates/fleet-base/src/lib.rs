@@ -2,6 +2,7 @@
 //! counter-based random numbers, atomic file writes, the port to the file system, helpers for
 //! messages, and the output of commands. Nothing here knows about machine learning.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 pub mod disk;

@@ -33,6 +33,7 @@
 //! # Ok::<(), fleet_base::Error>(())
 //! ```
 
+#![deny(missing_docs)]
 // These macros panic if the disk that holds the log is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

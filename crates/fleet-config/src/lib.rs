@@ -11,6 +11,7 @@
 //! assert_eq!(strategy.amp_configs().decr_ratio, None);
 //! ```
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod allowed;

@@ -14,6 +14,7 @@
 //! * Prefetch: threads make batches ahead of time. [`Prefetch`] does so for any [`BatchSource`];
 //!   [`DataLoader`] and [`Loader`] have their own options for the same threads.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod batch;

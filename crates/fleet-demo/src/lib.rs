@@ -5,6 +5,7 @@
 //! The loop (`train.rs`), the display and the saving are shared. Demos are a first look, not a
 //! benchmark: for that use `cargo xtask bench`.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod bert;

@@ -8,6 +8,7 @@
 //!
 //! This crate does not depend on strategies or the environment.
 
+#![deny(missing_docs)]
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

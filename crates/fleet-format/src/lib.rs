@@ -57,6 +57,7 @@
 //! # }
 //! ```
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 // Tensors are written with the machine's byte order, and all formats here are little-endian.

@@ -10,6 +10,7 @@
 //! are equal when they print the same text. [`Program::to_dot`] writes a graph for Graphviz.
 //! [`Program::verify`] reports every error in a program.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod attr;

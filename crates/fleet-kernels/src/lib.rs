@@ -4,6 +4,7 @@
 //! result does not depend on the number of threads. Kernels do not allocate while a plan runs:
 //! scratch memory is an argument.
 
+#![deny(missing_docs)]
 #![allow(clippy::too_many_arguments, reason = "kernels take their sizes one by one")]
 
 pub mod attention;

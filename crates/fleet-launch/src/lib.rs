@@ -3,6 +3,7 @@
 //! It depends neither on tensors nor on the work of the processes, and starts in milliseconds. Read
 //! [`job`] first: it takes a job from the command line to the exit code.
 
+#![deny(missing_docs)]
 #![deny(unsafe_code)]
 // `print!` and `eprint!` panic when the disk that takes the output is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]

@@ -23,6 +23,7 @@
 //! # Ok::<(), fleet_base::Error>(())
 //! ```
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod auc;

@@ -10,6 +10,7 @@
 //! It knows nothing of tensors, programs or environment variables. It gets everything it needs as
 //! arguments.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 // These macros panic if the disk that holds the log is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]

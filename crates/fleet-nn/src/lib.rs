@@ -53,6 +53,7 @@
 //! # Ok::<(), fleet_nn::Error>(())
 //! ```
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod activation;

@@ -4,6 +4,7 @@
 //! `ops.rs` lists every op. To add an op, write its file (see `docs/add-an-op.md`), add its
 //! definition to the list, and write test cases for it.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod def;

@@ -3,6 +3,7 @@
 //! [`PASSES`] lists the passes of the executor, and [`PassManager`] runs them and those of
 //! strategies.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod backward;

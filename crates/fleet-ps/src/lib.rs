@@ -8,6 +8,7 @@
 //! and [`load_sparse`] keep rows in files. [`Servers`] is a worker's interface to all of these.
 //! Nothing in this crate knows programs or devices.
 
+#![deny(missing_docs)]
 // Only the storage of rows and a system call use unsafe code.
 #![deny(unsafe_code)]
 // The print macros panic if standard output or error cannot be written, for example on a full disk.

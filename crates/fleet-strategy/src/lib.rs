@@ -3,6 +3,7 @@
 //! [`DistributedStrategy`] of `fleet-config` asks for them. [`decide`] reports which apply, and
 //! why; [`minimize`] applies them.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 pub mod auto;

@@ -26,6 +26,7 @@
 //! # Ok::<(), fleet_base::Error>(())
 //! ```
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod auc;

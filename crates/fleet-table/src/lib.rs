@@ -3,6 +3,7 @@
 //!
 //! Nothing here holds rows or applies rules; see `fleet-ps` for that.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod dense;

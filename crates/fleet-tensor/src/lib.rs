@@ -1,6 +1,8 @@
 //! Tensors and their parts: element types, shapes, layouts, aligned buffers, dense tensors and
 //! sparse rows. This crate does not depend on programs or sockets.
 
+#![deny(missing_docs)]
+
 mod arg;
 mod buffer;
 mod convert;

@@ -8,6 +8,7 @@
 //! * [`terminal`]: a terminal without a window.
 //! * [`virtual_link`]: two network namespaces with a link.
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 #[cfg(unix)]

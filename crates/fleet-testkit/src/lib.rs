@@ -19,6 +19,7 @@
 //! case.check_grad(&["X"]).unwrap();
 //! ```
 
+#![deny(missing_docs)]
 #![deny(unsafe_code)]
 
 mod alloc;

@@ -18,6 +18,7 @@
 //! # Ok::<(), fleet_base::Error>(())
 //! ```
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod cloud;

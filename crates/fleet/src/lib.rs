@@ -24,6 +24,7 @@
 //! # Ok::<(), fleet::Error>(())
 //! ```
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 // These macros panic if a log's disk is full.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
