@@ -452,7 +452,7 @@ mod tests {
         );
         for dtype in [DType::I64, DType::U8, DType::Bool] {
             let error = load("safetensors", dtype, [1.0; 3]).unwrap_err().to_string();
-            assert!(error.contains("expected f32[1], got"), "{error}");
+            assert!(error.contains("expected f32["), "{error}");
             assert!(error.contains("help: ") && error.contains("astype"), "{error}");
         }
     }

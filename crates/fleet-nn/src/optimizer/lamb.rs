@@ -7,8 +7,9 @@ use crate::setters::setters;
 use fleet_ir::Attr;
 
 /// LAMB, layer-wise adaptive moments: `r = m^ / (sqrt(v^) + epsilon) + lamb_weight_decay * w` with
-/// the moments of Adam; `w -= lr * |w| / |r| * r`. Defaults: `beta1` 0.9, `beta2` 0.999, `epsilon`
-/// 1e-6, `lamb_weight_decay` 0.01.
+/// the moments of Adam; `w -= lr * |w| / |r| * r`. Parameters without decay, and those of
+/// which a norm is 0, have the rate `lr`. Defaults: `beta1` 0.9, `beta2` 0.999, `epsilon` 1e-6,
+/// `lamb_weight_decay` 0.01.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;

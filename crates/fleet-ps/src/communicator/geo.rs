@@ -173,8 +173,8 @@ impl GeoCommunicator {
     }
 
     /// Resumes after the steps that earlier processes of this worker completed. Steps that were not
-    /// sent for all tables are repeated. In the tables for which they were sent, up to `k_steps` of
-    /// them count twice.
+    /// sent for all tables are repeated, and count twice in the tables for which they were sent. At
+    /// least the last exchange is repeated, because servers learn of its end from the next one.
     pub fn resume(&self, progress: &Progress) -> Result<()> {
         self.count_from(progress.complete);
         let progress = Progress { applied: Vec::new(), ..progress.clone() };

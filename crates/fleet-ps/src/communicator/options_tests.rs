@@ -55,10 +55,11 @@ impl Watched {
         for table in job.tables.clone() {
             job.tables.extend(match table {
                 TableConfig::Sparse(config) => {
-                    Some(TableConfig::Sparse(SparseConfig { table_id: MORE_ROWS, ..config }))
+                    let name = "more rows".into();
+                    Some(TableConfig::Sparse(SparseConfig { table_id: MORE_ROWS, name, ..config }))
                 }
-                TableConfig::Dense { params, rule, non_finite, options, .. } => {
-                    let table_id = MORE_NUMBERS;
+                TableConfig::Dense { rule, non_finite, options, .. } => {
+                    let (table_id, params) = (MORE_NUMBERS, vec![("bias".into(), 3)]);
                     Some(TableConfig::Dense { table_id, params, rule, non_finite, options })
                 }
                 _ => None,

@@ -294,8 +294,8 @@ impl Worker {
     /// All tables contain the steps of the worker's earlier processes up to [`Progress::complete`],
     /// counted from the first step of the job. This worker resumes after that step, and must be fed
     /// the same batches as its earlier processes. Gradients of a step that only some servers have
-    /// are sent to the other servers alone, so that each table gets every batch once. In GEO, up to
-    /// `k_steps` steps may count twice in some of the tables.
+    /// are sent to the other servers alone, so that each table gets every batch once. In GEO, the
+    /// steps of the last exchanges may count twice in some of the tables.
     ///
     /// Without this call the worker's steps count anew, and all its gradients are applied.
     ///

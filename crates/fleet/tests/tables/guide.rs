@@ -123,7 +123,8 @@ fn code_compiles() {
 #[test]
 fn the_description_of_a_click_table_is_taken() -> Result<()> {
     let blocks = blocks("text\n");
-    let [text] = blocks[..] else { panic!("{} blocks", blocks.len()) };
+    let [client, text] = blocks[..] else { panic!("{} blocks", blocks.len()) };
+    assert_eq!(DistributedStrategy::parse(client)?.fs_client_param().user(), "me");
     let strategy = DistributedStrategy::parse(text)?;
     let net = Net::new();
     let ids = net.data("ids", [-1, 2], DType::I64);
