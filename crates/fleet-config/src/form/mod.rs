@@ -183,13 +183,11 @@ pub(crate) const HIDDEN: &str = "***";
 /// Returns the text form on one line, for display: without passwords.
 pub(crate) fn one_line(message: &dyn crate::Reflect) -> String {
     let text = prototxt::write(message);
-    let shown = |line: &str| match line.trim() {
-        line => match line.split_once(": ") {
-            Some((PASSWORD, _)) => format!("{PASSWORD}: \"{HIDDEN}\""),
-            _ => line.to_string(),
-        },
+    let shown = |line: &str| match line.split_once(": ") {
+        Some((PASSWORD, _)) => format!("{PASSWORD}: \"{HIDDEN}\""),
+        _ => line.to_string(),
     };
-    text.lines().map(shown).collect::<Vec<_>>().join(" ")
+    text.lines().map(str::trim).map(shown).collect::<Vec<_>>().join(" ")
 }
 
 /// Reads a file or a pipe that may hold a strategy.

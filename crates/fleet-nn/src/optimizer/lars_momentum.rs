@@ -7,7 +7,8 @@ use fleet_ir::Attr;
 
 /// LARS, layer-wise adaptive rate scaling: `v = mu * v + local * (g + wd * w); w -= v` with
 /// `local = lr * lars_coeff * |w| / (|g| + wd * |w| + epsilon)` and `wd = lars_weight_decay`.
-/// Parameters without decay, and those of which a norm is 0, have the rate `lr`. Defaults: `lars_coeff` 0.001, `lars_weight_decay` 0.0005, `epsilon` 0.
+/// Parameters without decay, and those of which a norm is 0, have the rate `lr`. Defaults:
+/// `lars_coeff` 0.001, `lars_weight_decay` 0.0005, `epsilon` 0.
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
