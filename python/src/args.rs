@@ -1,9 +1,10 @@
 //! Arguments of a layer, as Python passes them: by name, all of them present.
 
+use crate::error::exception;
 use crate::program::ProgramCell;
 use fleet::nn::layers::{DataFormat, Entry, Padding, Pair};
 use fleet::nn::{Act, Init, Net, OpCall, Operand, ParamAttr, Reduction, Regularizer, Var};
-use fleet::{DType, ir};
+use fleet::{DType, Shape, ir};
 use fleet_base::EntityRef;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -106,6 +107,11 @@ impl<'n, 'py> Args<'n, 'py> {
         Ok(dims.into_iter().map(|dim| dim.unwrap_or(-1)).collect())
     }
 
+    /// The shape of a new variable.
+    pub fn dims(&self, name: &str) -> PyResult<Shape> {
+        Shape::new(&self.shape(name)?).map_err(|error| exception(&error.at(self.layer)))
+    }
+
     pub fn pair(&self, name: &str) -> PyResult<Pair> {
         match self.ints(name)?[..] {
             [one] => Ok(Pair::from(one)),
@@ -151,7 +157,7 @@ impl<'n, 'py> Args<'n, 'py> {
 
     pub fn act(&self, name: &str) -> PyResult<Option<Act>> {
         let Some(text) = self.maybe_text(name)? else { return Ok(None) };
-        text.parse().map(Some).map_err(|error| crate::error::exception(&error))
+        text.parse().map(Some).map_err(|error| exception(&error))
     }
 
     /// Fails for a value other than `only`, with the alternative.
@@ -183,7 +189,7 @@ impl<'n, 'py> Args<'n, 'py> {
             )));
         }
         let id = ir::VarId::from_index(id as usize);
-        self.net.var_with_id(id).map_err(|error| crate::error::exception(&error))
+        self.net.var_with_id(id).map_err(|error| exception(&error))
     }
 
     pub fn var(&self, name: &str) -> PyResult<Var<'n>> {
@@ -290,7 +296,7 @@ pub fn dtype(value: &Bound<'_, PyAny>) -> PyResult<DType> {
             .find_map(|key| value.getattr(*key).ok()?.extract::<String>().ok())
             .ok_or_else(|| wrong("dtype", "a type such as 'float32'", value))?,
     };
-    DType::parse(&name).map_err(|error| crate::error::exception(&error))
+    DType::parse(&name).map_err(|error| exception(&error))
 }
 
 /// Reads `None`, `True`, `False`, a name, an initializer or a `ParamAttr`; `False` is `None`.

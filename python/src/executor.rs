@@ -85,7 +85,8 @@ impl ExecutorCell {
         let feeds: Vec<(&str, &Tensor)> = names.iter().copied().zip(&tensors).collect();
         let fetch: Vec<&str> = fetch.iter().map(String::as_str).collect();
         let mut fetched = std::mem::take(&mut state.fetched);
-        let ran = py.detach(|| state.run(&task, &mut scope, &feeds, &fetch, &mut fetched));
+        let scope = &mut *scope;
+        let ran = py.detach(|| state.run(&task, scope, &feeds, &fetch, &mut fetched));
         let arrays = ran.or_raise().and_then(|()| {
             fetched.iter().map(|tensor| array(py, tensor)).collect::<PyResult<Vec<_>>>()
         });

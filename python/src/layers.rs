@@ -121,7 +121,7 @@ layers! {
     // Inputs and parameters
     "data(name, shape, dtype='float32', lod_level=0)" => |a| {
         let lod_level = u8::try_from(a.int("lod_level")?).unwrap_or(u8::MAX);
-        a.net.data_lod(&a.text("name")?, a.shape("shape")?, a.dtype("dtype")?, lod_level)
+        a.net.data_lod(&a.text("name")?, a.dims("shape")?, a.dtype("dtype")?, lod_level)
     };
     "create_parameter(shape, dtype, name=None, attr=None, is_bias=False, \
      default_initializer=None)" => |a| create_parameter(a)?;
@@ -130,7 +130,7 @@ layers! {
             Some(name) => name,
             None => unique(a, "_generated_var")?,
         };
-        a.net.create_global_var(&name, a.shape("shape")?, a.float("value")?, a.dtype("dtype")?)
+        a.net.create_global_var(&name, a.dims("shape")?, a.float("value")?, a.dtype("dtype")?)
     };
     "full(shape, fill_value, dtype='float32', name=None)" => |a| {
         let call = a.op("fill_constant")?.attr("shape", a.shape("shape")?);
@@ -526,7 +526,7 @@ fn create_parameter<'n>(a: &Args<'n, '_>) -> PyResult<Var<'n>> {
             given => given,
         };
     }
-    Ok(a.net.create_parameter(a.shape("shape")?, a.dtype("dtype")?, attr))
+    Ok(a.net.create_parameter(a.dims("shape")?, a.dtype("dtype")?, attr))
 }
 
 fn unique(a: &Args<'_, '_>, key: &str) -> PyResult<String> {

@@ -133,7 +133,11 @@ fn read(key: &str, value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
             value.try_iter()?.map(|item| read(key, &item?, depth + 1)).collect();
         return Ok(Value::List(items?));
     }
-    // Objects such as numbers of NumPy and variables.
+    // A variable stands for its name, as in a list of checkpoints.
+    if value.hasattr("_id")? {
+        return Ok(Value::Str(value.getattr("name")?.extract()?));
+    }
+    // Objects such as numbers of NumPy.
     if let Ok(number) = value.extract::<i128>() {
         return Ok(Value::Int(number));
     }

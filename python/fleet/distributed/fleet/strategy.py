@@ -21,9 +21,12 @@ class DistributedStrategy:
         object.__setattr__(self, "_cell", _fleet.StrategyCell())
 
     def __getattr__(self, name):
-        if name.startswith("__") or not _fleet.StrategyCell.knows(name):
-            raise AttributeError(_unknown(name))
-        return self._cell.get(name)
+        if name == "_cell":
+            raise AttributeError(name)
+        try:
+            return self._cell.get(name)
+        except ValueError as error:
+            raise AttributeError(str(error)) from None
 
     def __setattr__(self, name, value):
         try:
@@ -57,11 +60,3 @@ class DistributedStrategy:
         """Reads a file; its fields replace those of the strategy."""
         for notice in self._cell.load(pb_file):
             warnings.warn(notice, UserWarning, stacklevel=2)
-
-
-def _unknown(name):
-    try:
-        _fleet.StrategyCell().get(name)
-    except ValueError as error:
-        return str(error)
-    return f"{name} is not an attribute of DistributedStrategy"
