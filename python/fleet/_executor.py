@@ -60,6 +60,9 @@ class Scope:
     def __len__(self):
         return len(self._cell.names())
 
+    def __bool__(self):
+        return True
+
     def __repr__(self):
         return f"Scope({len(self)} variables)"
 
@@ -168,8 +171,11 @@ class Executor:
             raise NotImplementedError(
                 "use_prune is not supported\n  help: run program.clone(for_test=True)"
             )
-        cell = (scope or global_scope())._cell
-        return self._cell.run(program._cell, _feeds(feed), _names(fetch_list), cell)
+        scope = global_scope() if scope is None else scope
+        if not isinstance(scope, Scope):
+            raise TypeError(f"scope: expected a Scope, got {scope!r}")
+        feeds, fetches = _feeds(feed), _names(fetch_list)
+        return self._cell.run(program._cell, feeds, fetches, scope._cell)
 
     def close(self):
         """Ends the threads and frees the memory. The executor cannot run again."""

@@ -421,4 +421,4 @@ def seed(value):
 def _scope_or_global(scope):
     from fleet._executor import global_scope
 
-    return scope or global_scope()
+    return global_scope() if scope is None else scope
