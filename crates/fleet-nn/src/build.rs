@@ -162,8 +162,8 @@ impl<'a> Build<'a> {
             is_distributed: attr.is_distributed,
         };
         let var = fleet_ir::Var::parameter(name, dtype, shape, param);
-        let filled = self.startup.program.add_var(Program::ROOT, var.clone())?;
-        attr.initializer.as_ref().unwrap_or(default).emit(&mut self.startup, filled)?;
+        let initial = attr.initializer.as_ref().unwrap_or(default);
+        init::initialize(&mut self.startup, &var, initial)?;
         self.main.program.add_var(Program::ROOT, var)
     }
 
