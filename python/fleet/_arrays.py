@@ -23,7 +23,11 @@ def as_array(what, value, dtype):
         raise ValueError(_wrong(what, dtype, array))
     if not _converts(array, wanted):
         raise ValueError(_wrong(what, dtype, array))
-    return _contiguous(array, wanted)
+    with np.errstate(over="ignore"):
+        converted = _contiguous(array, wanted)
+    if wanted.kind == "f" and np.any(np.isinf(converted) & np.isfinite(array)):
+        raise ValueError(f"{what}: expected {dtype}, got a number that is too large for it")
+    return converted
 
 
 def _contiguous(array, dtype):

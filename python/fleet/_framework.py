@@ -307,12 +307,13 @@ _END = 2**31 - 1
 class _Place:
     """What a call passes to Rust: the user's line and the guards around the call."""
 
-    __slots__ = ("source", "scope", "device", "fp16_guard")
+    __slots__ = ("source", "names", "scope", "device", "fp16_guard")
 
 
 class _State:
     main = Program()
     startup = Program()
+    names = _fleet.NamesCell()
     scopes = []
     device = None
     fp16_guard = False
@@ -335,6 +336,7 @@ def user_line():
 def place():
     made = _Place()
     made.source = user_line()
+    made.names = _state.names
     made.scope = "/".join(_state.scopes) if _state.scopes else None
     made.device = _state.device
     made.fp16_guard = _state.fp16_guard

@@ -119,20 +119,24 @@ impl FleetCell {
         let optimizer = self.fleet.distributed_optimizer(desc, &strategy);
         let (mut held, mut start) = (main.get().lock()?, startup.get().lock()?);
         let loss = id_in(&held.program, loss)?;
-        let programs = Programs {
+        let mut names = place.names.get().lock()?;
+        let mut programs = Programs {
             main: ir::Program::clone(&held.program),
             startup: ir::Program::clone(&start.program),
             host_rates: held.host_rates.clone(),
         };
+        programs.main.swap_name_counters(&mut names);
         // With `auto`, ranks wait for each other here.
-        let (programs, made) = py.detach(|| {
+        let source = &place.source;
+        let (mut programs, made) = py.detach(|| {
             let net = Net::from_programs(programs);
             let made = {
-                let _source = net.source_guard(&place.source);
+                let _source = net.source_guard(source);
                 net.var_with_id(loss).and_then(|loss| optimizer.minimize(&net, loss))
             };
             (net.into_parts().0, made)
         });
+        programs.main.swap_name_counters(&mut names);
         let distributed = made.or_raise()?;
         let text = distributed.plan.chain_text();
         held.program = Arc::new(programs.main.clone());

@@ -35,7 +35,7 @@ mod _fleet {
     #[pymodule_export]
     use crate::optimizer::{apply_gradients, backward, gradients, minimize};
     #[pymodule_export]
-    use crate::program::ProgramCell;
+    use crate::program::{NamesCell, ProgramCell};
     #[pymodule_export]
     use crate::scope::ScopeCell;
     #[pymodule_export]

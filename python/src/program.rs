@@ -167,9 +167,45 @@ impl ProgramCell {
     }
 }
 
+/// Counters of automatic names, which programs share.
+#[pyclass(module = "fleet._fleet", frozen)]
+#[derive(Default)]
+pub struct NamesCell {
+    counters: Mutex<ir::NameCounters>,
+}
+
+#[pymethods]
+impl NamesCell {
+    #[new]
+    fn new() -> NamesCell {
+        NamesCell::default()
+    }
+
+    /// Returns the next name: `key_0`, `key_1`, ..
+    fn generate(&self, key: &str) -> PyResult<String> {
+        let mut counting = ir::Program::new();
+        let mut counters = self.lock()?;
+        counting.swap_name_counters(&mut counters);
+        let name = counting.unique_name(key);
+        counting.swap_name_counters(&mut counters);
+        Ok(name)
+    }
+}
+
+impl NamesCell {
+    pub fn lock(&self) -> PyResult<MutexGuard<'_, ir::NameCounters>> {
+        self.counters.try_lock().map_err(|_| {
+            PyRuntimeError::new_err(
+                "another call uses the counters of names\n  help: build programs in one thread",
+            )
+        })
+    }
+}
+
 /// The state of the guards around a call.
 #[derive(FromPyObject)]
 pub struct Place {
+    pub names: Py<NamesCell>,
     /// `file:line` of the user's script.
     pub source: String,
     /// Name scopes, such as `encoder/layer_0`.
@@ -192,10 +228,13 @@ pub fn with_net<T>(
         ));
     }
     let (mut main, mut startup) = (main.lock()?, startup.lock()?);
+    let mut names = place.names.get().lock()?;
     let taken = |held: &mut Held| Arc::unwrap_or_clone(std::mem::take(&mut held.program));
     let host_rates = std::mem::take(&mut main.host_rates);
     let rate_count = host_rates.len();
-    let programs = Programs { main: taken(&mut main), startup: taken(&mut startup), host_rates };
+    let (first, second) = (taken(&mut main), taken(&mut startup));
+    let mut programs = Programs { main: first, startup: second, host_rates };
+    programs.main.swap_name_counters(&mut names);
     let before = [Mark::of(&programs.main), Mark::of(&programs.startup)];
     let net = Net::from_programs(programs);
     let made = {
@@ -206,6 +245,7 @@ pub fn with_net<T>(
         write(&net)
     };
     let (mut programs, error) = net.into_parts();
+    programs.main.swap_name_counters(&mut names);
     if error.is_some() || made.is_err() {
         before[0].restore(&mut programs.main);
         before[1].restore(&mut programs.startup);

@@ -26,8 +26,13 @@ impl StrategyCell {
     }
 }
 
+/// Returns the texts of warnings, without the word that Python adds.
 fn texts(problems: Vec<Problem>) -> Vec<String> {
-    problems.iter().map(Problem::to_string).collect()
+    let text = |problem: &Problem| {
+        let text = problem.to_string();
+        text.strip_prefix("warning: ").unwrap_or(&text).to_string()
+    };
+    problems.iter().map(text).collect()
 }
 
 #[pymethods]

@@ -7,12 +7,13 @@ import pytest
 
 import fleet
 from fleet import static
+from fleet.utils import unique_name
 
 
 @pytest.fixture(autouse=True)
 def fresh():
     with static.program_guard(static.Program(), static.Program()):
-        with static.scope_guard(static.Scope()):
+        with static.scope_guard(static.Scope()), unique_name.guard():
             yield
 
 

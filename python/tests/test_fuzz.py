@@ -9,6 +9,8 @@ import fleet
 from fleet import _fleet, fluid, static
 from fleet.nn import functional
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 #: Exceptions that a wrong argument may have.
 ORDINARY = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, OverflowError)
 

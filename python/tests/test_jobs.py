@@ -155,3 +155,24 @@ def test_fleetrun_is_the_launcher():
     assert ran.returncode == 0 and "--nproc_per_node" in ran.stdout
     wrong = subprocess.run([fleetrun, "no_such.py"], capture_output=True, text=True, timeout=60)
     assert wrong.returncode != 0 and "no_such.py" in wrong.stderr
+
+
+def test_the_launcher_is_a_module(tmp_path):
+    (tmp_path / "train.py").write_text("import os; print('rank', os.environ['PADDLE_TRAINER_ID'])")
+    call = [sys.executable, "-m", "fleet.distributed.launch", "--nproc_per_node=2", "train.py"]
+    ran = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    logs = "".join(path.read_text() for path in sorted((tmp_path / "log").glob("*log*")))
+    assert "rank 0" in ran.stdout + logs and "rank 1" in ran.stdout + logs
+
+
+def test_a_worker_that_raises_ends_the_job(tmp_path):
+    script = "from fleet.distributed import fleet\nfleet.init(is_collective=True)\n"
+    script += "if fleet.worker_index() == 1:\n    raise KeyError('broken')\nfleet.barrier_worker()\n"
+    (tmp_path / "train.py").write_text(script)
+    fleetrun = os.path.join(sysconfig.get_path("scripts"), "fleetrun")
+    call = [fleetrun, "--nproc_per_node=2", "train.py"]
+    ran = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert ran.returncode != 0
+    logs = "".join(path.read_text() for path in sorted((tmp_path / "log").glob("*log*")))
+    assert "KeyError" in ran.stdout + ran.stderr + logs

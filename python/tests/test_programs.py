@@ -6,6 +6,7 @@ import pytest
 import fleet
 import models
 from fleet import nn, optimizer, static
+from fleet.utils import unique_name
 
 
 def plain(text):
@@ -76,6 +77,28 @@ def test_scopes_labels_and_operators():
         list(x)
     with pytest.raises(TypeError):
         bool(x > 0.0)
+
+
+def test_names_are_unique_among_programs_or_shared(exe):
+    def network(main, startup):
+        with static.program_guard(main, startup):
+            return static.nn.fc(static.data("x", [None, 4]), 2)
+
+    startup = static.Program()
+    names = [network(static.Program(), startup).name for _ in range(2)]
+    assert names == ["fc_0.tmp_1", "fc_1.tmp_1"]
+    assert unique_name.generate("fc") == "fc_2"
+    # Training and evaluation as two programs of the same parameters.
+    startup, outputs = static.Program(), []
+    for _ in range(2):
+        with unique_name.guard():
+            outputs.append(network(static.Program(), startup))
+    assert [y.name for y in outputs] == ["fc_0.tmp_1"] * 2
+    assert startup.op_names == ["uniform_random", "fill_constant"]
+    exe.run(startup)
+    feed = {"x": np.ones((2, 4), "float32")}
+    first, second = [exe.run(y.program, feed=feed, fetch_list=[y])[0] for y in outputs]
+    assert np.array_equal(first, second)
 
 
 def test_a_failed_layer_leaves_the_program_as_it_was(raises):

@@ -63,6 +63,7 @@ def identity_of(name, dtype, shape):
         (["a", "b"], ["'x'"]),
         (None, ["'x'"]),
         ([[2**70, 1, 1]], ["'x'"]),
+        ([[1e300, 1, 1]], ["'x'", "too large"]),
         (np.zeros((0, 3), "complex64"), ["'x'", "complex64"]),
     ],
 )
