@@ -21,6 +21,8 @@ pub struct ExecutorCell {
 }
 
 struct State {
+    /// The process that has the executor's threads: a fork of it has none.
+    process: u32,
     executor: Executor,
     options: ExecOptions,
     sessions: Vec<(Arc<Job>, Session)>,
@@ -30,11 +32,22 @@ struct State {
     fetched: Vec<Tensor>,
 }
 
+impl Drop for ExecutorCell {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().ok().and_then(Option::take);
+        // In a fork there are no threads to wait for.
+        if let Some(state) = state.filter(|state| state.process != std::process::id()) {
+            std::mem::forget(state);
+        }
+    }
+}
+
 /// A program to run, as it was when the run began.
 struct Task {
     program: Arc<ir::Program>,
     host_rates: Vec<HostRate>,
     job: Option<Arc<Job>>,
+    for_test: bool,
 }
 
 #[pymethods]
@@ -45,7 +58,8 @@ impl ExecutorCell {
         let options = ExecOptions::threads(threads);
         let executor = Executor::new(options.clone());
         let (sessions, fed, fetched) = (Vec::new(), HashMap::new(), Vec::new());
-        let state = State { executor, options, sessions, fed, fetched };
+        let process = std::process::id();
+        let state = State { process, executor, options, sessions, fed, fetched };
         ExecutorCell { state: Mutex::new(Some(state)) }
     }
 
@@ -61,7 +75,8 @@ impl ExecutorCell {
         let task = {
             let held = program.get().lock()?;
             let program = Arc::clone(&held.program);
-            Task { program, host_rates: held.host_rates.clone(), job: held.job.clone() }
+            let (host_rates, job) = (held.host_rates.clone(), held.job.clone());
+            Task { program, host_rates, job, for_test: held.for_test }
         };
         let mut state = self.state.try_lock().map_err(|_| {
             PyRuntimeError::new_err(
@@ -73,6 +88,12 @@ impl ExecutorCell {
                 "the executor is closed\n  help: create another Executor",
             ));
         };
+        if state.process != std::process::id() {
+            return Err(PyRuntimeError::new_err(
+                "the executor belongs to the process that forked this one\n  \
+                 help: create the Executor after the fork",
+            ));
+        }
         let mut scope = scope.get().lock()?;
         let mut tensors = Vec::with_capacity(feed.len());
         for (name, value) in &feed {
@@ -114,6 +135,12 @@ impl State {
     ) -> Result<()> {
         match &task.job {
             Some(job) => self.run_in_job(job, task, scope, feed, fetch, out),
+            None if task.for_test => {
+                let step = scope.step();
+                let ran = self.executor.run_into(&task.program, scope, feed, fetch, out);
+                scope.set_step(step);
+                ran
+            }
             None => {
                 set_rates(&task.host_rates, scope)?;
                 self.executor.run_into(&task.program, scope, feed, fetch, out)

@@ -76,5 +76,5 @@ pub fn load_inference_model(
             scope.set(name, tensor);
         }
     }
-    Ok((ProgramCell::of(model.program), model.feeds, model.targets))
+    Ok((ProgramCell::of_test(model.program), model.feeds, model.targets))
 }

@@ -22,6 +22,8 @@ pub struct Held {
     pub host_rates: Vec<HostRate>,
     /// The job that it was rewritten for, for the main and the startup program of the job.
     pub job: Option<Arc<Job>>,
+    /// Whether the program evaluates: its runs leave the random numbers of training as they are.
+    pub for_test: bool,
 }
 
 /// A cell that holds a program.
@@ -33,6 +35,12 @@ pub struct ProgramCell {
 impl ProgramCell {
     pub fn of(program: ir::Program) -> ProgramCell {
         let held = Held { program: Arc::new(program), ..Held::default() };
+        ProgramCell { held: Mutex::new(held) }
+    }
+
+    /// Returns a cell for a program that evaluates.
+    pub fn of_test(program: ir::Program) -> ProgramCell {
+        let held = Held { program: Arc::new(program), for_test: true, ..Held::default() };
         ProgramCell { held: Mutex::new(held) }
     }
 
@@ -159,10 +167,11 @@ impl ProgramCell {
     fn copy(&self, for_test: bool) -> PyResult<ProgramCell> {
         let held = self.lock()?;
         if for_test {
-            return Ok(ProgramCell::of(held.program.clone_for_test().or_raise()?));
+            return Ok(ProgramCell::of_test(held.program.clone_for_test().or_raise()?));
         }
         let (program, job) = (Arc::clone(&held.program), held.job.clone());
-        let copy = Held { program, host_rates: held.host_rates.clone(), job };
+        let (host_rates, for_test) = (held.host_rates.clone(), held.for_test);
+        let copy = Held { program, host_rates, job, for_test };
         Ok(ProgramCell { held: Mutex::new(copy) })
     }
 }

@@ -1,5 +1,7 @@
 """Arrays in and out, scopes, and errors of runs."""
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -200,6 +202,54 @@ def test_threads_run_side_by_side(raises):
     together([(executors[0], static.Scope()) for _ in range(2)])
     # The threads may also have taken turns.
     assert all("another thread" in error for error in errors)
+
+
+def test_evaluations_leave_random_numbers_alone(exe):
+    x = static.data("x", [None, 100])
+    y = fleet.nn.functional.dropout(x, 0.5)
+    main = static.default_main_program()
+    test = main.clone(for_test=True)
+    feed = {"x": np.ones((1, 100), "float32")}
+
+    def drawn(evaluations):
+        with static.scope_guard(static.Scope()):
+            first = exe.run(main, feed=feed, fetch_list=[y])[0]
+            for _ in range(evaluations):
+                assert np.array_equal(exe.run(test, feed=feed, fetch_list=[y])[0], feed["x"])
+            return first, exe.run(main, feed=feed, fetch_list=[y])[0]
+
+    (first, second), (_, after) = drawn(0), drawn(3)
+    assert not np.array_equal(first, second)
+    assert np.array_equal(second, after)
+
+
+FORK = """
+import os
+import numpy as np
+import fleet
+from fleet import static
+
+y = fleet.assign(static.data("x", [None]))
+exe = static.Executor(threads=2)
+feed = {"x": np.ones(3, "float32")}
+exe.run(feed=feed, fetch_list=[y])
+if os.fork() == 0:
+    try:
+        exe.run(feed=feed, fetch_list=[y])
+    except RuntimeError as error:
+        assert "fork" in str(error)
+        # A new one works.
+        assert static.Executor(threads=2).run(feed=feed, fetch_list=[y])[0].shape == (3,)
+        raise SystemExit(7)
+    raise SystemExit(1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+"""
+
+
+def test_a_fork_has_no_executor():
+    call = [sys.executable, "-W", "ignore", "-c", FORK]
+    ran = subprocess.run(call, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_an_mlp_learns_digits(exe):
