@@ -352,8 +352,8 @@ fn initializer(value: &Bound<'_, PyAny>) -> PyResult<Init> {
     })
 }
 
-/// Reads a regularizer: its attribute `_regularizer` is its kind and its coefficient. A plain number
-/// is L2 decay.
+/// Reads a regularizer: its attribute `_regularizer` is its kind and its coefficient. A plain
+/// number is L2 decay.
 pub fn regularizer(value: &Bound<'_, PyAny>) -> PyResult<Regularizer> {
     if let Ok(coeff) = value.extract::<f64>() {
         return Ok(Regularizer::L2(coeff));

@@ -1,5 +1,5 @@
-//! The commands `fleet` and `fleetrun` as functions, for the two binaries and for the scripts of the
-//! Python package.
+//! The commands `fleet` and `fleetrun` as functions, for the two binaries and for the scripts of
+//! the Python package.
 
 #![forbid(unsafe_code)]
 
