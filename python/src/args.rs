@@ -6,7 +6,7 @@ use fleet::nn::layers::{DataFormat, Entry, Padding, Pair};
 use fleet::nn::{Act, Init, Net, OpCall, Operand, ParamAttr, Reduction, Regularizer, Var};
 use fleet::{DType, Shape, ir};
 use fleet_base::EntityRef;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
@@ -162,16 +162,12 @@ impl<'n, 'py> Args<'n, 'py> {
 
     /// Fails for a value other than `only`, with the alternative.
     pub fn only(&self, name: &str, only: &str, help: &str) -> PyResult<()> {
-        let value = self.get(name)?;
-        match value.repr()?.to_string() == only {
-            true => Ok(()),
-            false => {
-                let got = value.repr()?;
-                let text = format!("{}(): {name}={got} is not supported", self.layer);
-                let text = format!("{text}: expected {only}\n  help: {help}");
-                Err(pyo3::exceptions::PyNotImplementedError::new_err(text))
-            }
+        let got = self.get(name)?.repr()?.to_string();
+        if got == only {
+            return Ok(());
         }
+        let text = format!("{}(): {name}={got} is not supported: expected {only}", self.layer);
+        Err(PyNotImplementedError::new_err(format!("{text}\n  help: {help}")))
     }
 
     // Variables

@@ -106,7 +106,6 @@ impl FleetCell {
     /// the names of the applied strategies.
     fn minimize(
         &self,
-        py: Python<'_>,
         main: &Bound<'_, ProgramCell>,
         startup: &Bound<'_, ProgramCell>,
         place: Place,
@@ -128,7 +127,7 @@ impl FleetCell {
         programs.main.swap_name_counters(&mut names);
         // With `auto`, ranks wait for each other here.
         let source = &place.source;
-        let (mut programs, made) = py.detach(|| {
+        let (mut programs, made) = main.py().detach(|| {
             let net = Net::from_programs(programs);
             let made = {
                 let _source = net.source_guard(source);
