@@ -14,7 +14,8 @@ A network is written with layers, becomes a program, and is run by an executor::
     exe.run(feed={"x": xs, "y": ys}, fetch_list=[loss])
 """
 
-from fleet import distributed, fluid, nn, optimizer, regularizer, static, utils
+from fleet._absent import absent as _absent
+from fleet import distributed, fluid, metric, nn, optimizer, regularizer, static, utils
 from fleet._attributes import ParamAttr
 from fleet._executor import CPUPlace, CUDAPlace, is_compiled_with_cuda
 from fleet._framework import seed
@@ -132,3 +133,5 @@ int16 = "int16"
 int32 = "int32"
 int64 = "int64"
 uint8 = "uint8"
+
+__getattr__ = _absent(__name__)

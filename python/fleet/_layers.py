@@ -105,7 +105,7 @@ def _function(name, parameters, layer, module):
     exec(compile(code, f"<fleet layer {name}>", "exec"), space)
     function = space[name]
     function.__module__ = module
-    function.__doc__ = _docs().get(_PAGE.get(layer, layer))
+    function.__doc__ = _docs().get(_PAGE.get(layer, layer), f"The op `{layer}`.")
     return function
 
 

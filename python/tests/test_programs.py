@@ -181,3 +181,47 @@ def test_a_schedule_of_python_sets_the_rate(exe, raises):
         out = exe.run(feed=feed, fetch_list=["learning_rate_0"])
         assert out[0] == np.float32(0.8 * rate)
     raises(NotImplementedError, ["every run"], schedule.step)
+
+
+def test_embeddings_of_both_interfaces(raises):
+    ids = static.data("ids", [None, 1], "int64")
+    assert static.nn.embedding(ids, [10, 4]).shape == (-1, 1, 4)
+    assert fleet.fluid.embedding(ids, [10, 4]).shape == (-1, 1, 4)
+    assert fleet.fluid.layers.embedding(ids, [10, 4]).shape == (-1, 4)
+    wide = static.data("wide", [None, 3], "int64")
+    wrong = lambda: fleet.fluid.layers.embedding(wide, [10, 4])  # noqa: E731
+    raises(ValueError, ["last dimension of 1", "[-1, 3]"], wrong)
+    entry = fleet.distributed.CountFilterEntry(3)
+    rows = fleet.fluid.contrib.sparse_embedding(ids, [10, 4], entry=entry)
+    assert rows.shape == (-1, 1, 4)
+    assert "count_filter_entry:3" in static.default_main_program().to_string()
+    with pytest.raises(ValueError):
+        size = fleet.distributed.CountFilterEntry(-3)
+        static.nn.sparse_embedding(ids, [10, 4], entry=size)
+
+
+def test_missing_names_tell_the_alternative(raises):
+    from fleet.distributed import fleet as jobs
+
+    def wanted(module, name):
+        return lambda: getattr(module, name)
+
+    raises(AttributeError, ["'init_server'", "Rust API"], wanted(jobs, "init_server"))
+    raises(AttributeError, ["'io'", "feed"], wanted(fleet, "io"))
+    raises(AttributeError, ["'Linear'", "fleet.static.nn"], wanted(nn, "Linear"))
+    raises(AttributeError, ["has no attribute 'nothing'"], wanted(static, "nothing"))
+    assert fleet.metric.accuracy is static.accuracy
+
+
+def test_functions_have_signatures_and_descriptions():
+    import inspect
+
+    signature = inspect.signature(static.nn.fc)
+    assert signature.parameters["num_flatten_dims"].default == 1
+    assert "fully connected" in static.nn.fc.__doc__
+    missing = []
+    for module in [fleet, static, static.nn, nn.functional, fleet.fluid.layers]:
+        for name, value in vars(module).items():
+            if callable(value) and not name.startswith("_") and not value.__doc__:
+                missing.append(f"{module.__name__}.{name}")
+    assert not missing

@@ -1,5 +1,6 @@
 """The spellings of the 1.x interface: ``fleet.fluid``."""
 
+from fleet._absent import absent as _absent
 from fleet import regularizer
 from fleet._attributes import BuildStrategy, ExecutionStrategy, ParamAttr
 from fleet._executor import (
@@ -22,6 +23,8 @@ from fleet._framework import (
 )
 from fleet.utils import unique_name
 
-from . import backward, clip, initializer, io, layers, optimizer
+from . import backward, clip, contrib, initializer, io, layers, optimizer
 from .layers import _embedding as embedding
 from fleet.static import data
+
+__getattr__ = _absent(__name__)

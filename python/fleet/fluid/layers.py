@@ -1,5 +1,6 @@
 """Layers with the spellings of the 1.x interface: ``fleet.fluid.layers``."""
 
+from fleet._absent import absent as _absent
 from fleet._framework import call as _call
 from fleet._layers import define as _define
 
@@ -108,6 +109,28 @@ def data(name, shape, append_batch_size=True, dtype="float32", lod_level=0):
     return _data(name, shape, dtype, lod_level)  # noqa: F821
 
 
+def embedding(
+    input,
+    size,
+    is_sparse=False,
+    is_distributed=False,
+    padding_idx=None,
+    param_attr=None,
+    dtype="float32",
+):
+    """Looks up the rows of ids in a table. The last dimension of the ids is 1, and is replaced by
+    the row."""
+    if not input.shape or input.shape[-1] != 1:
+        raise ValueError(
+            f"embedding(): input: expected a last dimension of 1, got {list(input.shape)}\n  "
+            "help: use fleet.static.nn.embedding, which adds a dimension"
+        )
+    ids = _call("squeeze", {"x": input, "axis": [input.ndim - 1]})
+    return _embedding(  # noqa: F821
+        ids, size, is_sparse, is_distributed, padding_idx, param_attr, dtype
+    )
+
+
 def flatten(x, axis=1, name=None):
     """Returns a matrix: the dimensions before ``axis``, and those from it on, each as one."""
     if axis != 1:
@@ -126,3 +149,5 @@ def dropout(
     """Zeroes random elements in training."""
     args = {"x": x, "p": dropout_prob, "training": not is_test, "seed": seed}
     return _call("dropout", {**args, "mode": dropout_implementation})
+
+__getattr__ = _absent(__name__)

@@ -1,5 +1,6 @@
 """Initializers, gradient clipping and functions: ``fleet.nn``."""
 
+from fleet._absent import absent as _absent
 from . import functional, initializer
 
 
@@ -22,3 +23,5 @@ class ClipGradByGlobalNorm:
 
     def __init__(self, clip_norm, group_name="default_group"):
         self._grad_clip = ("global_norm", [clip_norm])
+
+__getattr__ = _absent(__name__)

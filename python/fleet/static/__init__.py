@@ -1,5 +1,6 @@
 """Programs, executors and what belongs to them: ``fleet.static``."""
 
+from fleet._absent import absent as _absent
 from fleet._attributes import BuildStrategy, ExecutionStrategy, ParamAttr
 from fleet._backward import append_backward, gradients
 from fleet._executor import (
@@ -44,3 +45,5 @@ _define(
 def cpu_places(device_count=None):
     """Returns places for the cores of this machine; the executor uses all of them through one."""
     return [CPUPlace() for _ in range(device_count or 1)]
+
+__getattr__ = _absent(__name__)

@@ -6,10 +6,11 @@ Collective jobs: every worker trains on its part of each batch, and gradients ar
 import atexit
 import sys
 
+from fleet._absent import absent as _absent
 from fleet import _fleet
 from fleet._framework import default_startup_program, place
 
-from . import role_maker
+from . import base, role_maker
 from .role_maker import PaddleCloudRoleMaker, UserDefinedRoleMaker
 from .strategy import DistributedStrategy
 
@@ -217,3 +218,5 @@ def _workers_only(comm_world):
 
 
 util = _Util()
+
+__getattr__ = _absent(__name__)
