@@ -4,7 +4,7 @@
 //! startup program opens it, and steps of the main program move the scope into it and back.
 
 use crate::arrays::{array, tensor};
-use crate::error::OrRaise;
+use crate::error::{OrRaise, released};
 use crate::job::Job;
 use crate::program::ProgramCell;
 use crate::scope::ScopeCell;
@@ -107,8 +107,8 @@ impl ExecutorCell {
         let fetch: Vec<&str> = fetch.iter().map(String::as_str).collect();
         let mut fetched = std::mem::take(&mut state.fetched);
         let scope = &mut *scope;
-        let ran = py.detach(|| state.run(&task, scope, &feeds, &fetch, &mut fetched));
-        let arrays = ran.or_raise().and_then(|()| {
+        let run = || state.run(&task, scope, &feeds, &fetch, &mut fetched);
+        let arrays = released(py, run).and_then(|()| {
             fetched.iter().map(|tensor| array(py, tensor)).collect::<PyResult<Vec<_>>>()
         });
         state.fetched = fetched;

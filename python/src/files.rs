@@ -1,6 +1,6 @@
 //! Saving and loading variables and models.
 
-use crate::error::OrRaise;
+use crate::error::released;
 use crate::program::ProgramCell;
 use crate::scope::ScopeCell;
 use pyo3::prelude::*;
@@ -18,11 +18,10 @@ pub fn save_vars(
 ) -> PyResult<()> {
     let (program, scope) = (program.get().program()?, scope.get().lock()?);
     let scope = &*scope;
-    py.detach(|| match names {
+    released(py, || match names {
         None => fleet::save_persistables(path, &program, scope),
         Some(names) => fleet::save_vars(path, &program, scope, |var| names.contains(&var.name)),
     })
-    .or_raise()
 }
 
 /// Loads the variables that the program keeps between runs: all and the step, or those of these
@@ -37,13 +36,12 @@ pub fn load_vars(
 ) -> PyResult<()> {
     let (program, mut scope) = (program.get().program()?, scope.get().lock()?);
     let scope = &mut *scope;
-    py.detach(|| match names {
+    released(py, || match names {
         None => fleet::load_persistables(path, &program, scope),
         Some(names) => {
             fleet::load_vars_where(path, &program, scope, |var| names.contains(&var.name))
         }
     })
-    .or_raise()
 }
 
 /// Saves the part of a program that computes `targets`, with its variables.
@@ -57,7 +55,7 @@ pub fn save_inference_model(
 ) -> PyResult<()> {
     let (program, scope) = (program.get().program()?, scope.get().lock()?);
     let (scope, targets) = (&*scope, targets.iter().map(String::as_str).collect::<Vec<_>>());
-    py.detach(|| fleet::save_inference_model(path, &program, &targets, scope)).or_raise()
+    released(py, || fleet::save_inference_model(path, &program, &targets, scope))
 }
 
 /// Loads a model, and puts its variables into the scope. Returns the program, the names of its
@@ -68,7 +66,7 @@ pub fn load_inference_model(
     path: PathBuf,
     scope: &Bound<'_, ScopeCell>,
 ) -> PyResult<(ProgramCell, Vec<String>, Vec<String>)> {
-    let mut model = py.detach(|| fleet::load_inference_model(path)).or_raise()?;
+    let mut model = released(py, || fleet::load_inference_model(path))?;
     let mut scope = scope.get().lock()?;
     let names: Vec<String> = model.scope.names().map(str::to_string).collect();
     for name in names {

@@ -1,6 +1,6 @@
 //! This process as a member of its job, and programs rewritten for the job.
 
-use crate::error::OrRaise;
+use crate::error::{OrRaise, guarded, released};
 use crate::optimizer::optimizer;
 use crate::program::{Place, ProgramCell, id_in};
 use crate::strategy::StrategyCell;
@@ -31,7 +31,7 @@ impl FleetCell {
     /// Joins the collective job that the environment describes. Returns when all ranks have joined.
     #[staticmethod]
     fn collective(py: Python<'_>) -> PyResult<FleetCell> {
-        let fleet = py.detach(Fleet::collective).or_raise()?;
+        let fleet = released(py, Fleet::collective)?;
         Ok(FleetCell { fleet: Arc::new(fleet) })
     }
 
@@ -50,7 +50,7 @@ impl FleetCell {
             worker_endpoints: endpoints.or_raise()?,
             ..UserDefinedRoleMaker::default()
         };
-        let fleet = py.detach(|| Fleet::with_roles(roles, &Env::process())).or_raise()?;
+        let fleet = released(py, || Fleet::with_roles(roles, &Env::process()))?;
         Ok(FleetCell { fleet: Arc::new(fleet) })
     }
 
@@ -71,7 +71,7 @@ impl FleetCell {
     }
 
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.fleet.barrier_worker()).or_raise()
+        released(py, || self.fleet.barrier_worker())
     }
 
     fn all_reduce(&self, py: Python<'_>, input: Vec<f64>, mode: &str) -> PyResult<Vec<f64>> {
@@ -85,11 +85,11 @@ impl FleetCell {
                 )));
             }
         };
-        py.detach(|| self.fleet.util().all_reduce(&input, op)).or_raise()
+        released(py, || self.fleet.util().all_reduce(&input, op))
     }
 
     fn all_gather(&self, py: Python<'_>, input: Vec<f64>) -> PyResult<Vec<Vec<f64>>> {
-        py.detach(|| self.fleet.util().all_gather(&input)).or_raise()
+        released(py, || self.fleet.util().all_gather(&input))
     }
 
     /// Returns this worker's share of a list of files.
@@ -99,7 +99,7 @@ impl FleetCell {
 
     /// Waits until all ranks have finished, and leaves the job.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.fleet.finish()).or_raise()
+        released(py, || self.fleet.finish())
     }
 
     /// Rewrites both programs to train on all ranks: backward pass, communication, update. Returns
@@ -131,7 +131,8 @@ impl FleetCell {
             let net = Net::from_programs(programs);
             let made = {
                 let _source = net.source_guard(source);
-                net.var_with_id(loss).and_then(|loss| optimizer.minimize(&net, loss))
+                let minimize = || optimizer.minimize(&net, net.var_with_id(loss)?);
+                guarded(minimize).and_then(|made| made)
             };
             (net.into_parts().0, made)
         });

@@ -4,7 +4,7 @@
 //! back. If it fails, the programs are as they were before. A run holds a share of the program, so
 //! that a program may be extended while it runs elsewhere; it then is copied first.
 
-use crate::error::{OrRaise, exception};
+use crate::error::{OrRaise, exception, guarded};
 use crate::job::Job;
 use fleet::ir;
 use fleet::nn::{HostRate, Net, Programs};
@@ -91,7 +91,8 @@ impl ProgramCell {
     /// Reads the text form.
     #[staticmethod]
     fn parse(text: &str) -> PyResult<ProgramCell> {
-        let program = ir::Program::parse(text, Registry::standard()).or_raise()?;
+        let parsed = guarded(|| ir::Program::parse(text, Registry::standard()));
+        let program = parsed.and_then(|parsed| parsed).or_raise()?;
         Ok(ProgramCell::of(program))
     }
 
@@ -251,7 +252,7 @@ pub fn with_net<T>(
         let _scope = place.scope.as_ref().map(|scope| net.name_scope(scope));
         let _device = place.device.as_ref().map(|device| net.device_guard(device));
         let _fp16 = place.fp16_guard.then(|| net.fp16_guard());
-        write(&net)
+        guarded(|| write(&net)).or_raise().and_then(|made| made)
     };
     let (mut programs, error) = net.into_parts();
     programs.main.swap_name_counters(&mut names);
