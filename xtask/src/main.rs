@@ -7,6 +7,7 @@ mod deny;
 mod guide;
 mod outside;
 mod picture;
+mod python;
 mod sanitize;
 mod slow;
 mod tidy;
@@ -29,6 +30,12 @@ enum Task {
     /// Builds and tests the crate of a user, in tests/outside; arguments go to cargo test
     #[command(disable_help_flag = true)]
     Outside {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Builds the Python package into target/python and runs its tests; arguments go to pytest
+    #[command(disable_help_flag = true)]
+    Python {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -72,6 +79,7 @@ fn main() -> ExitCode {
         Task::Tidy(options) => tidy::run(&root(), &options),
         Task::Guide => guide::run(&root()),
         Task::Outside { args } => outside::run(&root(), &strs(&args)),
+        Task::Python { args } => python::run(&root(), &strs(&args)),
         Task::Deny => deny::run(&root()),
         Task::Test { args } => {
             cargo("test", &[&["test", "--workspace"][..], &strs(&args)].concat())

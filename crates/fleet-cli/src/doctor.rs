@@ -4,8 +4,8 @@
 //! The same command runs on every machine, as with the launcher. The first host of the list hosts
 //! the rendezvous and prints the report. The other hosts print only their own settings.
 
-use crate::{ExitReason, Output};
 use clap::Args;
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_net::{
     Fabric, Limits, Log, Store, StoreClient, StoreServer, TcpFabric, TcpOptions, Token, Vigilance,

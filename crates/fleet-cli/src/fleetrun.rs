@@ -1,4 +1,4 @@
-//! `fleetrun`: starts training jobs. The launcher is a library of its own. This binary adds the
+//! `fleetrun`: starts training jobs. The launcher is a library of its own. This command adds the
 //! built-in jobs, which it runs by starting itself again with a hidden first argument.
 
 use clap::Parser;
@@ -6,7 +6,6 @@ use fleet::Fleet;
 use fleet::app::parse_args;
 use fleet_base::output::Output;
 use fleet_launch::{Builtins, OwnProcess};
-use fleet_topology::Env;
 use std::process::ExitCode;
 
 /// The demos of `fleet demo` as jobs.
@@ -29,15 +28,13 @@ struct DemoCommand {
     demo: fleet_demo::DemoArgs,
 }
 
-fn main() -> ExitCode {
-    let args: Vec<String> =
-        std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
-    if args.first().is_some_and(|first| first == BUILTINS.argument) {
+/// Runs the command `fleetrun` and returns its exit code. `own.executable` is a file that runs this
+/// function with its arguments: the launcher starts it for guards and built-in jobs.
+pub fn fleetrun(own: OwnProcess) -> ExitCode {
+    if own.args.first().is_some_and(|first| first == BUILTINS.argument) {
         // The hidden argument takes the place of the program's name.
-        let command: DemoCommand = parse_args(args);
-        return Output::run(|out| fleet_demo::run(&command.demo, &Fleet::from_env()?, out));
+        let command: DemoCommand = parse_args(own.args);
+        return Output::run(|out| fleet_demo::run(&command.demo, &Fleet::join(&own.env)?, out));
     }
-    let executable = std::env::current_exe();
-    let own = OwnProcess { args, env: Env::process(), executable };
     ExitCode::from(fleet_launch::main(own, &BUILTINS))
 }

@@ -1,7 +1,7 @@
 //! `fleet ps`: controls running parameter servers over gRPC.
 
-use crate::{ExitReason, Output};
 use clap::{Args, Subcommand, ValueEnum};
+use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_net::Token;
 use fleet_ps::control::message::{

@@ -31,7 +31,7 @@ mod verify;
 pub use attr::{Attr, AttrKind};
 pub use limits::PROGRAM_BYTES_MAX;
 pub use op::{Op, OpBuilder, OpRole};
-pub use program::{Block, BlockId, OpId, Program, VarId};
+pub use program::{Block, BlockId, NameCounters, OpId, Program, VarId};
 pub use spec::{
     Arity, AttrConst, AttrSpec, Dialect, OpSpec, SlotSpec, attr, many, one, optional, required,
 };

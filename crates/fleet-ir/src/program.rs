@@ -47,6 +47,10 @@ impl Block {
     }
 }
 
+/// The counters of [`Program::unique_name`].
+#[derive(Clone, Debug, Default)]
+pub struct NameCounters(HashMap<String, u32>);
+
 /// A network, or a rewrite of one: blocks of ops over variables.
 ///
 /// Names are unique in the whole program. Removing an op or a variable takes it out of its block;
@@ -59,7 +63,7 @@ pub struct Program {
     vars: EntityMap<VarId, Var>,
     by_name: HashMap<String, VarId>,
     streams: u64,
-    name_counters: HashMap<String, u32>,
+    name_counters: NameCounters,
     fingerprint: OnceLock<u128>,
 }
 
@@ -207,7 +211,7 @@ impl Program {
     /// Returns the first of `key_0`, `key_1`, .. that is not in use: the documented unique names.
     pub fn unique_name(&mut self, key: &str) -> String {
         self.invalidate_fingerprint();
-        let next = self.name_counters.entry(key.to_string()).or_insert(0);
+        let next = self.name_counters.0.entry(key.to_string()).or_insert(0);
         loop {
             let name = format!("{key}_{next}");
             *next += 1;
@@ -215,6 +219,24 @@ impl Program {
                 return name;
             }
         }
+    }
+
+    /// Swaps the counters of [`Program::unique_name`] for others. Several programs that share a
+    /// scope count with the same ones, so that their variables have different names.
+    ///
+    /// ```
+    /// use fleet_ir::{NameCounters, Program};
+    /// let (mut train, mut other) = (Program::new(), Program::new());
+    /// let mut shared = NameCounters::default();
+    /// for (program, name) in [(&mut train, "fc_0"), (&mut other, "fc_1")] {
+    ///     program.swap_name_counters(&mut shared);
+    ///     assert_eq!(program.unique_name("fc"), name);
+    ///     program.swap_name_counters(&mut shared);
+    /// }
+    /// assert_eq!(train.unique_name("fc"), "fc_0"); // its own counters
+    /// ```
+    pub fn swap_name_counters(&mut self, counters: &mut NameCounters) {
+        std::mem::swap(&mut self.name_counters, counters);
     }
 
     /// Returns `base` if no variable has that name, else a unique name made from it.

@@ -1,13 +1,11 @@
 //! Helpers to write layers: access to both programs, documented names, and initialized parameters.
 
-use crate::net::source_line;
 use crate::{Act, Init, Net, ParamAttr, Var, init};
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpRole, Param, Program, VarId};
 use fleet_ops::{Emit, Meta, OpEmitter};
 use fleet_tensor::{DType, Shape};
 use std::panic::Location;
-use std::sync::Arc;
 
 impl Net {
     /// Emits a layer, unless an error occurred before. Stores the layer's error in the network.
@@ -16,7 +14,7 @@ impl Net {
         at: &Location<'_>,
         layer: impl FnOnce(&mut Build<'_>) -> Result<T>,
     ) -> Option<T> {
-        let source: Arc<str> = source_line(at).into();
+        let source = self.source(at);
         let registry = self.registry();
         let made = self.update(&source, |state| {
             let emit = |program| Emit {
@@ -164,8 +162,8 @@ impl<'a> Build<'a> {
             is_distributed: attr.is_distributed,
         };
         let var = fleet_ir::Var::parameter(name, dtype, shape, param);
-        let filled = self.startup.program.add_var(Program::ROOT, var.clone())?;
-        attr.initializer.as_ref().unwrap_or(default).emit(&mut self.startup, filled)?;
+        let initial = attr.initializer.as_ref().unwrap_or(default);
+        init::initialize(&mut self.startup, &var, initial)?;
         self.main.program.add_var(Program::ROOT, var)
     }
 

@@ -202,9 +202,26 @@ pub(crate) fn global_var(
         return Err(Error::invalid(format!("the shape of '{name}' must be known")).got(shape));
     }
     let var = Var::persistable(name, dtype, shape);
-    let filled = startup.program.add_var(Program::ROOT, var.clone())?;
-    Init::Constant(value).emit(startup, filled)?;
+    initialize(startup, &var, &Init::Constant(value))?;
     main.program.add_var(Program::ROOT, var)
+}
+
+/// Adds a variable to the startup program, which fills it. A variable of this name that another
+/// network with the same startup program has added is shared.
+pub(crate) fn initialize(startup: &mut Emit<'_>, var: &Var, init: &Init) -> Result<()> {
+    let Some(found) = startup.program.find_var(&var.name) else {
+        let filled = startup.program.add_var(Program::ROOT, var.clone())?;
+        return init.emit(startup, filled);
+    };
+    let held = startup.program.var(found);
+    let is_same = held.is_parameter() == var.is_parameter();
+    if is_same && held.dtype == var.dtype && held.shape == var.shape {
+        return Ok(());
+    }
+    let kind = |var: &Var| if var.is_parameter() { "parameter" } else { "variable" };
+    Err(Error::invalid(format!("cannot share '{}' of the startup program", var.name))
+        .expected(format!("a {} {}{}", kind(var), var.dtype, var.shape))
+        .got(format!("a {} {}{}", kind(held), held.dtype, held.shape)))
 }
 
 /// Returns fan-in and fan-out of a weight.

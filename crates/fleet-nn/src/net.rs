@@ -27,6 +27,8 @@ pub(crate) struct State {
     pub scope: String,
     pub device: Option<Arc<str>>,
     pub fp16_guard: bool,
+    /// Source of new ops and of errors, instead of the caller's line.
+    source: Option<Arc<str>>,
     /// Role of new ops of the main program.
     pub role: OpRole,
     /// Block of new ops: the root, or the branch being written. Variables are always in the root.
@@ -73,8 +75,8 @@ impl Net {
     fn continued(programs: Programs, registry: &'static Registry) -> Net {
         let (scope, block) = (String::new(), Program::ROOT);
         let (device, fp16_guard) = (None, false);
-        let role = OpRole::FORWARD;
-        let state = State { programs, error: None, scope, device, fp16_guard, role, block };
+        let (source, role) = (None, OpRole::FORWARD);
+        let state = State { programs, error: None, scope, device, fp16_guard, source, role, block };
         Net { registry, state: RefCell::new(state) }
     }
 
@@ -135,7 +137,7 @@ impl Net {
     #[track_caller]
     pub fn device_guard(&self, device: &str) -> Guard<'_> {
         // An error stays in the network.
-        let _ = self.update(&source_line(Location::caller()), |_| check_device(device));
+        let _ = self.update(&self.source(Location::caller()), |_| check_device(device));
         let mut state = self.state.borrow_mut();
         let before = state.device.replace(device.into());
         Guard { net: self, before: Previous::Device(before) }
@@ -190,6 +192,26 @@ impl Net {
         Guard { net: self, before: Previous::Role(before) }
     }
 
+    /// Names the source of ops, and of errors, while the guard is alive. Without a guard, it is the
+    /// line of the Rust code that calls the layer. Bindings for other languages and readers of
+    /// model files pass the place in the user's file.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// let source = net.source_guard("train.py:12");
+    /// x.fc(1);
+    /// x.fc(0);
+    /// drop(source);
+    /// let error = net.build().unwrap_err().to_string();
+    /// assert!(error.ends_with("\n  at train.py:12"), "{error}");
+    /// ```
+    pub fn source_guard(&self, source: &str) -> Guard<'_> {
+        let before = self.state.borrow_mut().source.replace(source.into());
+        Guard { net: self, before: Previous::Source(before) }
+    }
+
     // Changes
 
     /// Runs a rewrite of both programs, such as a strategy. Returns its error and stores it in the
@@ -208,7 +230,7 @@ impl Net {
         &self,
         rewrite: impl FnOnce(&mut Programs, &'static Registry) -> Result<T>,
     ) -> Result<T> {
-        self.rewrite_for(&source_line(Location::caller()), rewrite)
+        self.rewrite_for(&self.source(Location::caller()), rewrite)
     }
 
     /// Like [`rewrite_with`](Self::rewrite_with), for rewrites configured by a file. An error names
@@ -294,6 +316,31 @@ impl Net {
         }
     }
 
+    /// Returns the programs as far as they were written, and the first error, if any. The programs
+    /// have the complete layers before the error, and may have variables of the layer that failed.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// x.fc(1).fc(0);
+    /// let (programs, error) = net.into_parts();
+    /// assert!(error.is_some());
+    /// assert_eq!(programs.main.root_ops().count(), 2);
+    /// ```
+    pub fn into_parts(self) -> (Programs, Option<Error>) {
+        let state = self.state.into_inner();
+        (state.programs, state.error)
+    }
+
+    /// Returns the source of ops that a call at this place in Rust code adds.
+    pub(crate) fn source(&self, at: &Location<'_>) -> Arc<str> {
+        match &self.state.borrow().source {
+            Some(source) => Arc::clone(source),
+            None => source_line(at).into(),
+        }
+    }
+
     /// Writes ops to `block` while `write` runs.
     pub(crate) fn in_block<T>(&self, block: BlockId, write: impl FnOnce() -> T) -> T {
         let before = std::mem::replace(&mut self.state.borrow_mut().block, block);
@@ -315,7 +362,7 @@ impl Net {
 }
 
 /// Returns `file:line`.
-pub(crate) fn source_line(at: &Location<'_>) -> String {
+fn source_line(at: &Location<'_>) -> String {
     format!("{}:{}", at.file(), at.line())
 }
 
@@ -352,6 +399,7 @@ enum Previous {
     Scope(String),
     Device(Option<Arc<str>>),
     Fp16Guard(bool),
+    Source(Option<Arc<str>>),
     Role(OpRole),
 }
 
@@ -362,6 +410,7 @@ impl Drop for Guard<'_> {
             Previous::Scope(scope) => state.scope = std::mem::take(scope),
             Previous::Device(device) => state.device = device.take(),
             Previous::Fp16Guard(inside) => state.fp16_guard = *inside,
+            Previous::Source(source) => state.source = source.take(),
             Previous::Role(role) => state.role = *role,
         }
     }

@@ -27,6 +27,24 @@ impl Net {
         Var { net: self, id }
     }
 
+    /// Returns the variable with this id of the main program.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let id = net.data("x", [-1, 13], DType::F32).id();
+    /// let net = Net::from_programs(net.finish()?);
+    /// assert_eq!(net.var_with_id(id)?.name(), "x");
+    /// assert!(Net::new().var_with_id(id).is_err());
+    /// # Ok::<(), fleet_nn::Error>(())
+    /// ```
+    pub fn var_with_id(&self, id: VarId) -> Result<Var<'_>> {
+        match self.read(id, |_| ()) {
+            Some(()) => Ok(self.handle(id)),
+            None => Err(Error::invalid("the program does not have this variable").got(id)),
+        }
+    }
+
     /// Returns the result of a layer after an error: a handle without a variable, accepted by all
     /// calls.
     pub(crate) fn invalid_var(&self) -> Var<'_> {

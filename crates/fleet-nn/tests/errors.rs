@@ -189,3 +189,24 @@ fn rows_that_are_not_there_cannot_be_clipped_away_from_zero() {
     let found = net.minimize(rows.mean(), Sgd::new(0.1).grad_clip(clip));
     check(found.map(|_| Programs::new()), line, &["holds sparse rows", "min at most 0"]);
 }
+
+#[test]
+fn a_given_source_replaces_the_line_of_the_caller() {
+    let net = Net::new();
+    let x = net.data("x", [-1, 13], DType::F32);
+    let y = {
+        let _source = net.source_guard("train.py:7");
+        x.fc(1)
+    };
+    let programs = net.build().unwrap();
+    let sources: Vec<_> = programs.main.root_ops().map(|(_, op)| op.source.clone()).collect();
+    assert!(sources.iter().all(|source| source.as_deref() == Some("train.py:7")), "{sources:?}");
+
+    let source = net.source_guard("train.py:9");
+    let error = net.minimize(y.mean(), Sgd::new(-1.0)).err().unwrap().to_string();
+    assert!(error.ends_with("\n  at train.py:9"), "{error}");
+    drop(source);
+
+    let (programs, error) = net.into_parts();
+    assert!(error.is_some() && programs.main.find_var("fc_0.w_0").is_some());
+}

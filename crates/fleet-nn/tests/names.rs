@@ -165,6 +165,23 @@ fn explicit_names_and_scopes() {
     assert!(net.error().is_none(), "{:?}", net.error());
 }
 
+#[test]
+fn networks_share_variables_of_one_startup_program() {
+    let build = |startup: fleet_ir::Program, size: i64| {
+        let net = Net::from_programs(Programs { startup, ..Programs::new() });
+        net.data("x", [-1, 4], DType::F32).fc(size);
+        net.create_global_var("seen", [1], 0.0, DType::F32);
+        net.finish()
+    };
+    let train = build(fleet_ir::Program::new(), 2).unwrap();
+    let test = build(train.startup.clone(), 2).unwrap();
+    assert_eq!(test.main.to_string(), train.main.to_string());
+    assert_eq!(test.startup.to_string(), train.startup.to_string());
+    let error = build(train.startup, 3).unwrap_err().to_string();
+    assert!(error.contains("cannot share 'fc_0.w_0' of the startup program"), "{error}");
+    assert!(error.contains("f32[4, 3]") && error.contains("f32[4, 2]"), "{error}");
+}
+
 /// Returns the number of trained parameters of a model.
 fn parameters(build: impl Fn(&Net)) -> i64 {
     let net = Net::new();

@@ -114,7 +114,8 @@ pub mod nn {
 /// Programs: blocks, ops and variables by id.
 pub mod ir {
     pub use fleet_ir::{
-        Attr, Block, BlockId, Op, OpBuilder, OpId, OpRole, Param, Program, Var, VarId, VarKind,
+        Attr, Block, BlockId, NameCounters, Op, OpBuilder, OpId, OpRole, Param, Program, Var,
+        VarId, VarKind,
     };
 }
 

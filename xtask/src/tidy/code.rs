@@ -17,7 +17,7 @@ const ENVIRONMENT: [&str; 7] = [
     "/main.rs",
     // The main function of programs of users.
     "crates/fleet/src/app/application.rs",
-    "crates/fleet-cli/src/fleetrun.rs",
+    "crates/fleet-cli/src/bin/",
     "crates/fleet-bench/src/",
     "crates/fleet-test",
     "crates/fleet-topology/src/env.rs",

@@ -4,19 +4,14 @@
 //! success, 1 for an error (a file, a program, a run), and 2 for a wrong command line. `fleetrun`
 //! starts jobs of several processes or machines.
 
-#![forbid(unsafe_code)]
-
-mod data;
-mod doctor;
-mod durable;
-mod new;
 #[cfg(feature = "grpc")]
-mod ps;
-
+use crate::ps;
+use crate::{data, doctor, durable, new};
 use clap::{Parser, Subcommand};
 use fleet::app::{Models, Tools, parse_args};
 use fleet_base::output::{ExitReason, Output};
 use fleet_topology::Env;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Inspect, convert and run Fleet programs
@@ -63,9 +58,11 @@ enum Command {
     },
 }
 
-fn main() -> ExitCode {
-    let args: Args = parse_args(std::env::args_os());
-    Output::run(|out| dispatch(args.command, &Env::process(), out))
+/// Runs the command `fleet`. The first argument is the name of the program. A wrong command line,
+/// and one that asks for help, ends the process.
+pub fn fleet(args: Vec<OsString>, env: &Env) -> ExitCode {
+    let args: Args = parse_args(args);
+    Output::run(|out| dispatch(args.command, env, out))
 }
 
 fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitReason> {

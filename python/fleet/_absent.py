@@ -1,0 +1,75 @@
+"""Documented names that the package does not have: the error names the alternative."""
+
+_SERVERS = "parameter servers need the Rust API: Fleet::parameter_server"
+_FEED = "read the data in Python, and pass arrays: exe.run(feed=..)"
+_LAYERS = "write the network with fleet.static.nn"
+
+_NAMES = {
+    "fleet": {
+        "DataParallel": "fleet.distributed.fleet.distributed_optimizer",
+        "Model": _LAYERS,
+        "batch": _FEED,
+        "dataset": _FEED,
+        "io": _FEED,
+        "no_grad": "set stop_gradient of variables",
+        "onnx": "fleet.static.save_inference_model",
+        "to_tensor": "feed arrays; constants: fleet.full",
+        "vision": _FEED,
+    },
+    "fleet.nn": {name: _LAYERS for name in ["Conv2D", "Embedding", "Layer", "Linear", "ReLU"]},
+    "fleet.static": {
+        "CompiledProgram": "run the program itself; set a BuildStrategy in DistributedStrategy",
+        "ParallelExecutor": "fleet.distributed.fleet.distributed_optimizer",
+        "load": "fleet.static.load_vars or load_inference_model",
+        "save": "fleet.static.save_vars or save_inference_model",
+    },
+    "fleet.fluid": {
+        "CompiledProgram": "run the program itself; set a BuildStrategy in DistributedStrategy",
+        "DataFeeder": _FEED,
+        "DatasetFactory": _FEED,
+        "DistributeTranspiler": "the Rust API: fleet::servers",
+        "DistributeTranspilerConfig": "the Rust API: fleet::servers",
+        "core": _FEED,
+        "dygraph": _LAYERS,
+    },
+    "fleet.fluid.layers": {
+        "py_reader": _FEED,
+    },
+    "fleet.distributed": {
+        "InMemoryDataset": _FEED,
+        "QueueDataset": _FEED,
+    },
+    "fleet.distributed.fleet": {
+        **{
+            name: _SERVERS
+            for name in [
+                "init_server",
+                "init_worker",
+                "load_model",
+                "run_server",
+                "save_cache_model",
+                "server_endpoints",
+                "server_index",
+                "shrink",
+            ]
+        },
+        "InMemoryDataset": _FEED,
+        "MultiSlotDataGenerator": _FEED,
+        "MultiSlotStringDataGenerator": _FEED,
+        "QueueDataset": _FEED,
+        "metrics": "sum the counts of all workers: fleet.util.all_reduce",
+    },
+}
+
+
+def absent(module):
+    """Returns the `__getattr__` of a module."""
+    known = _NAMES[module]
+
+    def __getattr__(name):
+        text = f"module '{module}' has no attribute '{name}'"
+        if name in known:
+            text += f": it is not supported in Python\n  help: {known[name]}"
+        raise AttributeError(text)
+
+    return __getattr__

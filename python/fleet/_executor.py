@@ -1,0 +1,208 @@
+"""Executors, scopes and places."""
+
+import contextlib
+import warnings
+
+from fleet import _fleet
+from fleet._framework import Program, Variable, default_main_program
+
+
+class CPUPlace:
+    """The cores of this machine."""
+
+    def __repr__(self):
+        return "CPUPlace()"
+
+
+class CUDAPlace:
+    """A GPU. Fleet computes on the CPU, and warns once."""
+
+    _warned = False
+
+    def __init__(self, id=0):
+        self.id = id
+        if not CUDAPlace._warned:
+            CUDAPlace._warned = True
+            warnings.warn("CUDAPlace: programs run on the CPU", RuntimeWarning, stacklevel=2)
+
+    def __repr__(self):
+        return f"CUDAPlace({self.id})"
+
+
+def is_compiled_with_cuda():
+    """Returns whether programs can run on a GPU: not yet."""
+    return False
+
+
+class Scope:
+    """The variables that programs keep between runs, as arrays by name.
+
+    ``scope[name]`` is a copy. Assigning needs a value of the same shape and type.
+    """
+
+    __slots__ = ("_cell",)
+
+    def __init__(self):
+        self._cell = _fleet.ScopeCell()
+
+    def __getitem__(self, name):
+        return self._cell.value(name)
+
+    def __setitem__(self, name, value):
+        self._cell.assign(name, value)
+
+    def __contains__(self, name):
+        return self._cell.contains(name)
+
+    def __iter__(self):
+        return iter(self._cell.names())
+
+    def __len__(self):
+        return len(self._cell.names())
+
+    def __bool__(self):
+        return True
+
+    def __repr__(self):
+        return f"Scope({len(self)} variables)"
+
+    def find_var(self, name):
+        """Returns the variable of this name, or None."""
+        return ScopeVariable(self, name) if name in self else None
+
+    def erase(self, names):
+        """Removes variables."""
+        self._cell.erase(list(names))
+
+
+class ScopeVariable:
+    """A variable of a scope: ``scope.find_var(name).get_tensor()`` is its tensor."""
+
+    __slots__ = ("_scope", "name")
+
+    def __init__(self, scope, name):
+        self._scope = scope
+        self.name = name
+
+    def get_tensor(self):
+        """Returns the tensor."""
+        return self
+
+    def set(self, value, place=None):
+        """Assigns the value, of the same shape and type."""
+        self._scope[self.name] = value
+
+    def shape(self):
+        """Returns the shape."""
+        return self._meta()[0]
+
+    def _meta(self):
+        meta = self._scope._cell.meta(self.name)
+        if meta is None:
+            raise ValueError(f"the scope has no variable '{self.name}' any more")
+        return meta
+
+    def __array__(self, dtype=None, copy=None):
+        array = self._scope[self.name]
+        return array if dtype is None else array.astype(dtype)
+
+    def __repr__(self):
+        shape, dtype = self._meta()
+        return f"ScopeVariable({self.name}: {dtype}{shape})"
+
+
+_scopes = [Scope()]
+
+
+def global_scope():
+    """Returns the scope that executors use."""
+    return _scopes[-1]
+
+
+@contextlib.contextmanager
+def scope_guard(scope):
+    """Makes this the global scope in the block."""
+    if not isinstance(scope, Scope):
+        raise TypeError(f"scope: expected a Scope, got {scope!r}")
+    _scopes.append(scope)
+    try:
+        yield
+    finally:
+        _scopes.pop()
+
+
+class Executor:
+    """Runs programs.
+
+    ``threads`` is the number of threads; 0 means one for each core.
+    """
+
+    def __init__(self, place=None, threads=0):
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
+            raise ValueError(f"threads: expected 0 or more, got {threads!r}")
+        self.place = place or CPUPlace()
+        self._cell = _fleet.ExecutorCell(threads)
+
+    def run(
+        self,
+        program=None,
+        feed=None,
+        fetch_list=None,
+        feed_var_name="feed",
+        fetch_var_name="fetch",
+        scope=None,
+        return_numpy=True,
+        use_program_cache=False,
+        use_prune=False,
+    ):
+        """Runs a program once: a training step, an evaluation, or the startup program.
+
+        ``feed`` has arrays by the name of an input. Returns the fetched variables as arrays, in the
+        order of ``fetch_list``, which has variables or names.
+        """
+        if isinstance(program, (list, tuple)) and fetch_list is None:
+            # `exe.run([])`: the default program, and what to fetch.
+            program, fetch_list = None, program
+        if program is None:
+            program = default_main_program()
+        elif not isinstance(program, Program):
+            raise TypeError(f"program: expected a Program, got {program!r}")
+        if use_prune:
+            raise NotImplementedError(
+                "use_prune is not supported\n  help: run program.clone(for_test=True)"
+            )
+        scope = global_scope() if scope is None else scope
+        if not isinstance(scope, Scope):
+            raise TypeError(f"scope: expected a Scope, got {scope!r}")
+        feeds, fetches = _feeds(feed), _names(fetch_list)
+        return self._cell.run(program._cell, feeds, fetches, scope._cell)
+
+    def close(self):
+        """Ends the threads and frees the memory. The executor cannot run again."""
+        self._cell.close()
+
+
+def _feeds(feed):
+    if not feed:
+        return []
+    try:
+        items = feed.items()
+    except AttributeError:
+        raise TypeError(f"feed: expected a dict of arrays by name, got {type(feed).__name__}")
+    return [(_name("feed", name), value) for name, value in items]
+
+
+def _names(fetch_list):
+    if fetch_list is None:
+        return []
+    if isinstance(fetch_list, (str, Variable)):
+        fetch_list = [fetch_list]
+    return [_name("fetch_list", item) for item in fetch_list]
+
+
+def _name(what, item):
+    if isinstance(item, str):
+        return item
+    if isinstance(item, Variable):
+        return item.name
+    raise TypeError(f"{what}: expected variables or names, got {item!r}")

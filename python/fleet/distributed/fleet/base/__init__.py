@@ -1,0 +1,3 @@
+"""``fleet.distributed.fleet.base``."""
+
+from . import role_maker

@@ -1,0 +1,3 @@
+"""``fleet.fluid.backward``."""
+
+from fleet._backward import append_backward, gradients

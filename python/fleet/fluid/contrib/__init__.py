@@ -1,0 +1,5 @@
+"""``fleet.fluid.contrib``."""
+
+from fleet.static.nn import sparse_embedding
+
+from . import layers

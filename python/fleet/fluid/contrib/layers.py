@@ -1,0 +1,3 @@
+"""``fleet.fluid.contrib.layers``."""
+
+from fleet.static.nn import sparse_embedding

@@ -1,0 +1,3 @@
+"""Metrics in the network: ``fleet.metric``."""
+
+from fleet.static import accuracy

@@ -1,0 +1,27 @@
+"""Initializers, gradient clipping and functions: ``fleet.nn``."""
+
+from fleet._absent import absent as _absent
+from . import functional, initializer
+
+
+class ClipGradByValue:
+    """Limits each element of the gradients; ``min`` is ``-max`` by default."""
+
+    def __init__(self, max, min=None):
+        self._grad_clip = ("value", [-max if min is None else min, max])
+
+
+class ClipGradByNorm:
+    """Limits the norm of each gradient."""
+
+    def __init__(self, clip_norm):
+        self._grad_clip = ("norm", [clip_norm])
+
+
+class ClipGradByGlobalNorm:
+    """Limits the norm of all gradients together."""
+
+    def __init__(self, clip_norm, group_name="default_group"):
+        self._grad_clip = ("global_norm", [clip_norm])
+
+__getattr__ = _absent(__name__)

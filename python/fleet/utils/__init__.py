@@ -1,0 +1,3 @@
+"""Helpers: ``fleet.utils``."""
+
+from . import unique_name

@@ -1,0 +1,49 @@
+//! Errors of Fleet as exceptions of Python.
+
+use fleet::{Error, ErrorKind};
+use pyo3::PyErr;
+use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Returns the exception for an error: `ValueError` for what the caller gave, `NotImplementedError`
+/// (which is a `RuntimeError`) for what Fleet does not support, and `RuntimeError` for the rest.
+pub fn exception(error: &Error) -> PyErr {
+    let text = error.to_string();
+    match error.kind() {
+        ErrorKind::Invalid => PyValueError::new_err(text),
+        ErrorKind::Unsupported => PyNotImplementedError::new_err(text),
+        _ => PyRuntimeError::new_err(text),
+    }
+}
+
+/// Conversion of results.
+pub trait OrRaise<T> {
+    fn or_raise(self) -> PyResult<T>;
+}
+
+impl<T> OrRaise<T> for fleet::Result<T> {
+    fn or_raise(self) -> PyResult<T> {
+        self.map_err(|error| exception(&error))
+    }
+}
+
+/// Runs a call of Rust. A panic in it, which is a fault of Fleet, is an error like others, so that
+/// the caller can restore what the call has changed.
+pub fn guarded<T>(call: impl FnOnce() -> T) -> fleet::Result<T> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
+        let panic: &(dyn Any + Send) = &*panic;
+        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        Error::internal(format!("panic: {}", text.unwrap_or_default()))
+    })
+}
+
+/// Runs a call of Rust without the interpreter's lock.
+pub fn released<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce() -> fleet::Result<T> + Send,
+) -> PyResult<T> {
+    py.detach(|| guarded(call)).and_then(|made| made).or_raise()
+}

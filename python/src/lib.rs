@@ -1,0 +1,46 @@
+//! The compiled module `fleet._fleet` of the Python package: the Rust API in the form that the thin
+//! Python modules in `python/fleet` need.
+//!
+//! Python holds programs, scopes, strategies and executors as cells behind a lock that is never
+//! waited for: use in two threads at once is an exception. Variables are ids in a program.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod arrays;
+mod commands;
+mod error;
+mod executor;
+mod files;
+mod job;
+mod layers;
+mod optimizer;
+mod program;
+mod scope;
+mod strategy;
+
+/// The module `fleet._fleet`.
+#[pyo3::pymodule(gil_used = true)]
+mod _fleet {
+    #[pymodule_export]
+    use crate::commands::{run_fleet, run_fleetrun};
+    #[pymodule_export]
+    use crate::executor::ExecutorCell;
+    #[pymodule_export]
+    use crate::files::{load_inference_model, load_vars, save_inference_model, save_vars};
+    #[pymodule_export]
+    use crate::job::FleetCell;
+    #[pymodule_export]
+    use crate::layers::{call, layer_docs, signatures};
+    #[pymodule_export]
+    use crate::optimizer::{apply_gradients, backward, gradients, minimize};
+    #[pymodule_export]
+    use crate::program::{NamesCell, ProgramCell};
+    #[pymodule_export]
+    use crate::scope::ScopeCell;
+    #[pymodule_export]
+    use crate::strategy::StrategyCell;
+
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,307 @@
+//! Programs of Python: cells that hold a program, and the calls that write to them.
+//!
+//! A call of a layer takes both programs out of their cells, makes a network of them, and puts them
+//! back. If it fails, the programs are as they were before. A run holds a share of the program, so
+//! that a program may be extended while it runs elsewhere; it then is copied first.
+
+use crate::error::{OrRaise, exception, guarded};
+use crate::job::Job;
+use fleet::ir;
+use fleet::nn::{HostRate, Net, Programs};
+use fleet::ops::Registry;
+use fleet_base::EntityRef;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A program, with what belongs to it and is not part of its text.
+#[derive(Default)]
+pub struct Held {
+    pub program: Arc<ir::Program>,
+    /// Learning rates that are functions of Python.
+    pub host_rates: Vec<HostRate>,
+    /// The job that it was rewritten for, for the main and the startup program of the job.
+    pub job: Option<Arc<Job>>,
+    /// Whether the program evaluates: its runs leave the random numbers of training as they are.
+    pub for_test: bool,
+}
+
+/// A cell that holds a program.
+#[pyclass(module = "fleet._fleet", frozen)]
+pub struct ProgramCell {
+    held: Mutex<Held>,
+}
+
+impl ProgramCell {
+    pub fn of(program: ir::Program) -> ProgramCell {
+        let held = Held { program: Arc::new(program), ..Held::default() };
+        ProgramCell { held: Mutex::new(held) }
+    }
+
+    /// Returns a cell for a program that evaluates.
+    pub fn of_test(program: ir::Program) -> ProgramCell {
+        let held = Held { program: Arc::new(program), for_test: true, ..Held::default() };
+        ProgramCell { held: Mutex::new(held) }
+    }
+
+    /// Locks the cell. Calls hold it only while they have the interpreter's lock. So it is in use
+    /// if an argument of such a call runs Python code that uses the same program.
+    pub fn lock(&self) -> PyResult<MutexGuard<'_, Held>> {
+        self.held.try_lock().map_err(|_| {
+            PyRuntimeError::new_err(
+                "the program is in use by another call\n  help: build a program in one thread",
+            )
+        })
+    }
+
+    pub fn program(&self) -> PyResult<Arc<ir::Program>> {
+        Ok(Arc::clone(&self.lock()?.program))
+    }
+
+    /// Changes the program.
+    fn change<T>(&self, change: impl FnOnce(&mut ir::Program) -> PyResult<T>) -> PyResult<T> {
+        change(Arc::make_mut(&mut self.lock()?.program))
+    }
+}
+
+/// Returns the id of a variable that Python holds, if the program has it.
+pub fn id_in(program: &ir::Program, id: u32) -> PyResult<ir::VarId> {
+    let id = ir::VarId::from_index(id as usize);
+    match program.has_var(id) && program.find_var(program.var_name(id)) == Some(id) {
+        true => Ok(id),
+        false => Err(PyValueError::new_err("the program does not have this variable any more")),
+    }
+}
+
+pub fn index(id: ir::VarId) -> u32 {
+    id.index() as u32
+}
+
+/// Facts about a variable: name, shape, type, and whether it persists, stops gradients, is fed,
+/// trains; then the levels of nesting of ragged rows.
+type VarFacts = (String, Vec<i64>, &'static str, bool, bool, bool, bool, u8);
+
+#[pymethods]
+impl ProgramCell {
+    #[new]
+    fn new() -> ProgramCell {
+        ProgramCell::of(ir::Program::new())
+    }
+
+    /// Reads the text form.
+    #[staticmethod]
+    fn parse(text: &str) -> PyResult<ProgramCell> {
+        let parsed = guarded(|| ir::Program::parse(text, Registry::standard()));
+        let program = parsed.and_then(|parsed| parsed).or_raise()?;
+        Ok(ProgramCell::of(program))
+    }
+
+    /// Returns the text form, with the sources of ops if asked for.
+    fn text(&self, with_sources: bool) -> PyResult<String> {
+        let program = self.program()?;
+        if with_sources {
+            return Ok(program.to_string());
+        }
+        let mut plain = ir::Program::clone(&program);
+        let ops: Vec<ir::OpId> =
+            plain.block_ids().flat_map(|block| plain.block(block).ops().to_vec()).collect();
+        ops.into_iter().for_each(|op| plain.op_mut(op).source = None);
+        Ok(plain.to_string())
+    }
+
+    fn facts(&self, id: u32) -> PyResult<VarFacts> {
+        let program = self.program()?;
+        let var = program.var(id_in(&program, id)?);
+        let trains = var.param.as_ref().is_some_and(|param| param.trainable);
+        let (name, dtype) = (var.name.clone(), crate::arrays::long_name(var.dtype));
+        let flags = (var.persistable, var.stop_gradient, var.is_data);
+        Ok((name, var.shape.to_vec(), dtype, flags.0, flags.1, flags.2, trains, var.lod_level))
+    }
+
+    fn find(&self, name: &str) -> PyResult<Option<u32>> {
+        Ok(self.program()?.find_var(name).map(index))
+    }
+
+    /// Like `find`; an error suggests the nearest name.
+    fn named(&self, name: &str) -> PyResult<u32> {
+        self.program()?.var_named(name).map(index).or_raise()
+    }
+
+    fn vars(&self) -> PyResult<Vec<u32>> {
+        Ok(self.program()?.vars().map(|(id, _)| index(id)).collect())
+    }
+
+    fn parameters(&self) -> PyResult<Vec<u32>> {
+        Ok(self.program()?.parameters().map(|(id, _)| index(id)).collect())
+    }
+
+    /// Returns the names of the ops of the root block.
+    fn op_names(&self) -> PyResult<Vec<&'static str>> {
+        Ok(self.program()?.root_ops().map(|(_, op)| op.name()).collect())
+    }
+
+    fn set_stop_gradient(&self, id: u32, value: bool) -> PyResult<()> {
+        self.change(|program| {
+            let id = id_in(program, id)?;
+            let var = program.var_mut(id);
+            if let Some(param) = &mut var.param {
+                param.trainable = !value;
+            }
+            var.stop_gradient = value;
+            Ok(())
+        })
+    }
+
+    #[getter]
+    fn seed(&self) -> PyResult<u64> {
+        Ok(self.program()?.seed())
+    }
+
+    fn set_seed(&self, seed: u64) -> PyResult<()> {
+        self.change(|program| {
+            program.set_seed(seed);
+            Ok(())
+        })
+    }
+
+    /// Returns a copy: of the whole program, or of its forward part for evaluation.
+    fn copy(&self, for_test: bool) -> PyResult<ProgramCell> {
+        let held = self.lock()?;
+        if for_test {
+            return Ok(ProgramCell::of_test(held.program.clone_for_test().or_raise()?));
+        }
+        let (program, job) = (Arc::clone(&held.program), held.job.clone());
+        let (host_rates, for_test) = (held.host_rates.clone(), held.for_test);
+        let copy = Held { program, host_rates, job, for_test };
+        Ok(ProgramCell { held: Mutex::new(copy) })
+    }
+}
+
+/// Counters of automatic names, which programs share.
+#[pyclass(module = "fleet._fleet", frozen)]
+#[derive(Default)]
+pub struct NamesCell {
+    counters: Mutex<ir::NameCounters>,
+}
+
+#[pymethods]
+impl NamesCell {
+    #[new]
+    fn new() -> NamesCell {
+        NamesCell::default()
+    }
+
+    /// Returns the next name: `key_0`, `key_1`, ..
+    fn generate(&self, key: &str) -> PyResult<String> {
+        let mut counting = ir::Program::new();
+        let mut counters = self.lock()?;
+        counting.swap_name_counters(&mut counters);
+        let name = counting.unique_name(key);
+        counting.swap_name_counters(&mut counters);
+        Ok(name)
+    }
+}
+
+impl NamesCell {
+    pub fn lock(&self) -> PyResult<MutexGuard<'_, ir::NameCounters>> {
+        self.counters.try_lock().map_err(|_| {
+            PyRuntimeError::new_err(
+                "another call uses the counters of names\n  help: build programs in one thread",
+            )
+        })
+    }
+}
+
+/// The state of the guards around a call.
+#[derive(FromPyObject)]
+pub struct Place {
+    pub names: Py<NamesCell>,
+    /// `file:line` of the user's script.
+    pub source: String,
+    /// Name scopes, such as `encoder/layer_0`.
+    scope: Option<String>,
+    device: Option<String>,
+    fp16_guard: bool,
+}
+
+/// Runs `write` on the network of two programs. If it fails, the programs stay as they were.
+pub fn with_net<T>(
+    main: &ProgramCell,
+    startup: &ProgramCell,
+    place: &Place,
+    write: impl FnOnce(&Net) -> PyResult<T>,
+) -> PyResult<T> {
+    if std::ptr::eq(main, startup) {
+        return Err(PyValueError::new_err(
+            "one program cannot be the main and the startup program\n  \
+             help: pass two programs to program_guard",
+        ));
+    }
+    let (mut main, mut startup) = (main.lock()?, startup.lock()?);
+    let mut names = place.names.get().lock()?;
+    let taken = |held: &mut Held| Arc::unwrap_or_clone(std::mem::take(&mut held.program));
+    let host_rates = std::mem::take(&mut main.host_rates);
+    let rate_count = host_rates.len();
+    let (first, second) = (taken(&mut main), taken(&mut startup));
+    let mut programs = Programs { main: first, startup: second, host_rates };
+    programs.main.swap_name_counters(&mut names);
+    let before = [Mark::of(&programs.main), Mark::of(&programs.startup)];
+    let net = Net::from_programs(programs);
+    let made = {
+        let _source = net.source_guard(&place.source);
+        let _scope = place.scope.as_ref().map(|scope| net.name_scope(scope));
+        let _device = place.device.as_ref().map(|device| net.device_guard(device));
+        let _fp16 = place.fp16_guard.then(|| net.fp16_guard());
+        guarded(|| write(&net)).or_raise().and_then(|made| made)
+    };
+    let (mut programs, error) = net.into_parts();
+    programs.main.swap_name_counters(&mut names);
+    if error.is_some() || made.is_err() {
+        before[0].restore(&mut programs.main);
+        before[1].restore(&mut programs.startup);
+        programs.host_rates.truncate(rate_count);
+    }
+    main.program = Arc::new(programs.main);
+    main.host_rates = programs.host_rates;
+    startup.program = Arc::new(programs.startup);
+    match error {
+        Some(error) => Err(exception(&error)),
+        None => made,
+    }
+}
+
+/// Runs a rewrite of whole programs, which may change any part of them: they are copied first.
+pub fn rewriting<T>(
+    main: &ProgramCell,
+    startup: &ProgramCell,
+    place: &Place,
+    write: impl FnOnce(&Net) -> PyResult<T>,
+) -> PyResult<T> {
+    let saved = (main.program()?, startup.program()?);
+    let made = with_net(main, startup, place, write);
+    if made.is_err() {
+        (main.lock()?.program, startup.lock()?.program) = saved;
+    }
+    made
+}
+
+/// The size of a program before a call.
+struct Mark {
+    vars: usize,
+    ops: usize,
+}
+
+impl Mark {
+    fn of(program: &ir::Program) -> Mark {
+        Mark { vars: program.var_capacity(), ops: program.root_ops().len() }
+    }
+
+    /// Removes the ops and the variables that a call has added.
+    fn restore(&self, program: &mut ir::Program) {
+        let kept: Vec<ir::OpId> = program.root_ops().take(self.ops).map(|(id, _)| id).collect();
+        program.set_block_ops(ir::Program::ROOT, kept);
+        let added: Vec<ir::VarId> =
+            program.vars().map(|(id, _)| id).filter(|id| id.index() >= self.vars).collect();
+        added.into_iter().for_each(|id| program.remove_var(id));
+    }
+}

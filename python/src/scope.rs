@@ -1,0 +1,87 @@
+//! Scopes: the variables that persist between runs.
+
+use crate::arrays::{array, long_name, tensor};
+use crate::error::OrRaise;
+use fleet::Scope;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use std::sync::{Mutex, MutexGuard};
+
+#[pyclass(module = "fleet._fleet", frozen)]
+#[derive(Default)]
+pub struct ScopeCell {
+    scope: Mutex<Scope>,
+}
+
+impl ScopeCell {
+    /// Locks the scope, unless a run in another thread uses it.
+    pub fn lock(&self) -> PyResult<MutexGuard<'_, Scope>> {
+        self.scope.try_lock().map_err(|_| {
+            PyRuntimeError::new_err(
+                "the scope is in use by a run in another thread\n  \
+                 help: use a scope for each thread: fleet.static.scope_guard(fleet.static.Scope())",
+            )
+        })
+    }
+}
+
+#[pymethods]
+impl ScopeCell {
+    #[new]
+    fn new() -> ScopeCell {
+        ScopeCell::default()
+    }
+
+    fn names(&self) -> PyResult<Vec<String>> {
+        Ok(self.lock()?.names().map(str::to_string).collect())
+    }
+
+    fn contains(&self, name: &str) -> PyResult<bool> {
+        Ok(self.lock()?.contains(name))
+    }
+
+    /// Returns the shape and the type of a variable.
+    fn meta(&self, name: &str) -> PyResult<Option<(Vec<i64>, &'static str)>> {
+        let meta = self.lock()?.meta(name);
+        Ok(meta.map(|(dtype, shape)| (shape.to_vec(), long_name(dtype))))
+    }
+
+    /// Returns a copy of a variable.
+    fn value<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        array(py, &self.lock()?.tensor(name).or_raise()?)
+    }
+
+    /// Assigns a variable, which must have this shape and type already.
+    fn assign(&self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut scope = self.lock()?;
+        let Some((dtype, _)) = scope.meta(name) else {
+            // The error names the nearest variable.
+            return scope.tensor(name).or_raise().map(drop);
+        };
+        let given = tensor(&format!("'{name}'"), value, dtype, None)?;
+        scope.assign(name, &given).or_raise()
+    }
+
+    /// Adds a variable, or replaces it.
+    fn set(&self, name: &str, value: &Bound<'_, PyAny>, dtype: &str) -> PyResult<()> {
+        let dtype = fleet::DType::parse(dtype).or_raise()?;
+        let given = tensor(&format!("'{name}'"), value, dtype, None)?;
+        self.lock()?.set(name, given);
+        Ok(())
+    }
+
+    fn erase(&self, names: Vec<String>) -> PyResult<()> {
+        let mut scope = self.lock()?;
+        for name in names {
+            if scope.remove(&name).is_none() {
+                return Err(PyValueError::new_err(format!("the scope has no variable '{name}'")));
+            }
+        }
+        Ok(())
+    }
+
+    #[getter]
+    fn step(&self) -> PyResult<u64> {
+        Ok(self.lock()?.step())
+    }
+}

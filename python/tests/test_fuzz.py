@@ -1,0 +1,166 @@
+"""Arguments of any kind give a result or an ordinary exception, never a panic."""
+
+import random
+
+import numpy as np
+import pytest
+
+import fleet
+from fleet import _fleet, fluid, static
+from fleet.nn import functional
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+#: Exceptions that a wrong argument may have.
+ORDINARY = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, OverflowError)
+
+VALUES = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    7,
+    2**31,
+    -(2**63),
+    2**63,
+    2**70,
+    0.5,
+    -0.5,
+    float("nan"),
+    float("inf"),
+    1e300,
+    "",
+    "x",
+    "relu",
+    "float32",
+    "int64",
+    "NHWC",
+    "SAME",
+    "sum",
+    "\ud800",
+    "a\nb",
+    [],
+    [0],
+    [1, 2],
+    [-1, 1],
+    [2**40, 2**40],
+    [0, 0, 0, 0],
+    [1] * 20,
+    [None, 3],
+    (1, -1),
+    {},
+    {"a": 1},
+    b"bytes",
+    np.float32(2.0),
+    np.int64(3),
+    np.zeros((2, 2), "float32"),
+    np.array(["a"], dtype=object),
+    object(),
+    int,
+    fleet.ParamAttr(name="w"),
+    fleet.ParamAttr(learning_rate="fast"),
+    fleet.nn.initializer.Uniform("a", None),
+    fleet.nn.initializer.Assign([1.0, 2.0]),
+    fleet.distributed.CountFilterEntry(-1),
+]
+
+
+def variables():
+    return [
+        static.data("f1", [None, 8]),
+        static.data("f4", [None, 3, 8, 8]),
+        static.data("i1", [None, 1], "int64"),
+        static.data("b0", [1], "bool"),
+        static.data("s", []),
+        static.data("k", [4, 4]),
+    ]
+
+
+def functions():
+    for module in [fleet, static, static.nn, functional, fluid.layers]:
+        for name, value in sorted(vars(module).items()):
+            if callable(value) and getattr(value, "__module__", "") == module.__name__:
+                if not isinstance(value, type) and not name.startswith("_"):
+                    yield value
+
+
+def parameters(function):
+    code = getattr(function, "__wrapped__", function).__code__
+    return code.co_varnames[: code.co_argcount]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_layers(seed):
+    rng = random.Random(seed)
+    made = 0
+    for function in functions():
+        if function in (fleet.disable_static, static.cpu_places):
+            continue
+        with static.program_guard(static.Program(), static.Program()):
+            inputs = variables()
+            for _ in range(25):
+                args = {}
+                for index, name in enumerate(parameters(function)):
+                    roll = rng.random()
+                    if roll < (0.8 if index == 0 else 0.25):
+                        args[name] = rng.choice(inputs)
+                    elif roll < 0.6 or index < 3:
+                        args[name] = rng.choice(VALUES)
+                try:
+                    function(**args)
+                    made += 1
+                except ORDINARY:
+                    pass
+            str(static.default_main_program())
+    assert made > 300
+
+
+def test_optimizers_and_strategies():
+    rng = random.Random(5)
+    classes = [value for value in vars(fleet.optimizer).values() if isinstance(value, type)]
+    classes += [value for value in vars(fleet.optimizer.lr).values() if isinstance(value, type)]
+    for kind in classes:
+        for _ in range(40):
+            count = rng.randrange(5)
+            try:
+                made = kind(*[rng.choice(VALUES) for _ in range(count)])
+                if not hasattr(made, "minimize"):
+                    made = fleet.optimizer.SGD(made)
+                with static.program_guard(static.Program(), static.Program()):
+                    x = static.data("x", [None, 4])
+                    made.minimize(fleet.mean(static.nn.fc(x, 2)))
+            except ORDINARY:
+                pass
+    strategy = fleet.distributed.fleet.DistributedStrategy()
+    for name in [*_fleet.StrategyCell.names(), "", ".", "amp.", "a.b.c", "\ud800"]:
+        for value in VALUES:
+            for given in (value, {"k_steps": value}, [value]):
+                try:
+                    setattr(strategy, name, given)
+                except ORDINARY:
+                    pass
+    assert repr(strategy)
+
+
+def test_feeds_and_programs(exe):
+    x = static.data("x", [None, 3])
+    y = fleet.assign(x)
+    for value in VALUES:
+        for feed in [{"x": value}, {value: 1} if value.__hash__ else None, value]:
+            for fetch in [[y], value, [value]]:
+                try:
+                    exe.run(feed=feed, fetch_list=fetch)
+                except ORDINARY:
+                    pass
+    text = str(static.default_main_program())
+    rng = random.Random(9)
+    for _ in range(300):
+        at = rng.randrange(len(text))
+        changed = text[:at] + rng.choice("%:{}[](),-9x\n") + text[at + rng.randrange(3) :]
+        try:
+            str(static.Program.parse(changed))
+        except ORDINARY:
+            pass

@@ -1,0 +1,27 @@
+//! `cargo xtask python`: builds the Python package into a virtual environment and runs its tests.
+//! It needs Python 3.9 or later with `venv`, and the package index on the first run.
+
+use crate::{Outcome, cargo, succeeded};
+use std::path::Path;
+use std::process::Command;
+
+const MANIFEST: &str = "--manifest-path=python/Cargo.toml";
+
+pub fn run(root: &Path, args: &[&str]) -> Outcome {
+    cargo("format of the Python crate", &["fmt", MANIFEST, "--check"])?;
+    cargo("lints of the Python crate", &["clippy", MANIFEST, "--", "-D", "warnings"])?;
+    let environment = root.join("target/python");
+    let bin = environment.join("bin");
+    let call = |program: &Path, args: &[&str]| {
+        println!("== python: {} {}", program.display(), args.join(" "));
+        let mut command = Command::new(program);
+        command.args(args).current_dir(root).env("VIRTUAL_ENV", &environment);
+        succeeded("python", command.status())
+    };
+    if !bin.join("maturin").exists() {
+        call(Path::new("python3"), &["-m", "venv", "target/python"])?;
+        call(&bin.join("pip"), &["install", "--quiet", "maturin>=1.7,<2", "numpy", "pytest"])?;
+    }
+    call(&bin.join("maturin"), &["develop", "--quiet"])?;
+    call(&bin.join("python"), &[&["-m", "pytest", "-q"], args].concat())
+}
