@@ -111,8 +111,8 @@ fn ci() -> Outcome {
     cargo("build of tests", &["test", "--workspace", "--no-run"])?;
     // Tests wait for processes about half of the time, in which other crates can compile.
     std::thread::scope(|scope| {
-        // The guide has a folder of its own, so it does not keep the tests from starting.
-        let beside = scope.spawn(|| ["guide", "outside"].map(output_of));
+        // The guide and the package have folders of their own, so the tests start at once.
+        let beside = scope.spawn(|| ["guide", "outside", "python"].map(output_of));
         let tests = cargo("tests", &["test", "--workspace"]);
         let beside = beside.join().map_err(|_| "a task beside the tests panicked".to_string())?;
         beside.into_iter().try_for_each(|task| task)?;

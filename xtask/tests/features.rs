@@ -207,7 +207,8 @@ fn proofs_of(cell: &str) -> Vec<Proof> {
     let mut proofs: Vec<Proof> = Vec::new();
     // Every second part is between quotes.
     for (at, part) in parts.iter().enumerate().skip(1).step_by(2) {
-        let is_file = ["crates/", "tests/", "xtask/"].iter().any(|start| part.starts_with(start));
+        let folders = ["crates/", "tests/", "xtask/", "python/tests/"];
+        let is_file = folders.iter().any(|start| part.starts_with(start));
         if is_file {
             proofs.push(Proof { path: part.to_string(), test: None });
         } else if parts[at - 1] == " ("
@@ -270,7 +271,7 @@ fn has_test(text: &str, name: &str) -> bool {
         let mut attributes =
             above.take_while(|line| line.starts_with("#[") || line.starts_with("//"));
         attributes.any(|line| *line == "#[test]")
-    })
+    }) || lines.iter().any(|line| line.starts_with(&format!("def {name}(")))
 }
 
 /// Returns whether a source file belongs to a crate or a test: modules name it, up to the root.
