@@ -230,8 +230,8 @@ impl Error {
     /// Replaces a text in all parts, such as the path of a copy by that of the original.
     ///
     /// ```
-    /// let error = fleet_base::Error::invalid("/tmp/copy/part is damaged").at("/tmp/copy");
-    /// let error = error.replacing("/tmp/copy", "hdfs://host/save");
+    /// let error = fleet_base::Error::invalid("copy/part is damaged").at("copy");
+    /// let error = error.replacing("copy", "hdfs://host/save");
     /// let text = "hdfs://host/save/part is damaged\n  at hdfs://host/save";
     /// assert_eq!(error.to_string(), text);
     /// ```

@@ -235,7 +235,7 @@ impl Given {
         written && (switch || self.text(name).is_some())
     }
 
-    /// Returns the number that a flag gives. Fails if its value is no number of this type.
+    /// Returns the number that a flag gives. Other values than numbers of this type are an error.
     pub fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>> {
         let Some(text) = self.text(name) else { return Ok(None) };
         let expected = if name.ends_with("port") { "a port, 0 to 65535" } else { "a whole number" };
