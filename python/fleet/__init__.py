@@ -15,7 +15,7 @@ A network is written with layers, becomes a program, and is run by an executor::
 """
 
 from fleet._absent import absent as _absent
-from fleet import distributed, fluid, metric, nn, optimizer, regularizer, static, utils
+from fleet import distributed, fluid, metric, nn, onnx, optimizer, regularizer, static, utils
 from fleet._attributes import ParamAttr
 from fleet._executor import CPUPlace, CUDAPlace, is_compiled_with_cuda
 from fleet._framework import seed

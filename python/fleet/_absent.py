@@ -12,7 +12,6 @@ _NAMES = {
         "dataset": _FEED,
         "io": _FEED,
         "no_grad": "set stop_gradient of variables",
-        "onnx": "fleet.static.save_inference_model",
         "to_tensor": "feed arrays; constants: fleet.full",
         "vision": _FEED,
     },

@@ -14,6 +14,7 @@ mod executor;
 mod files;
 mod job;
 mod layers;
+mod onnx;
 mod optimizer;
 mod program;
 mod scope;
@@ -32,6 +33,8 @@ mod _fleet {
     use crate::job::FleetCell;
     #[pymodule_export]
     use crate::layers::{call, layer_docs, signatures};
+    #[pymodule_export]
+    use crate::onnx::{export_onnx, export_onnx_model};
     #[pymodule_export]
     use crate::optimizer::{apply_gradients, backward, gradients, minimize};
     #[pymodule_export]

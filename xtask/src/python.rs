@@ -7,6 +7,10 @@ use std::process::Command;
 
 const MANIFEST: &str = "--manifest-path=python/Cargo.toml";
 
+/// What the build and the tests need.
+const PACKAGES: &[&str] =
+    &["maturin>=1.7,<2", "numpy", "onnx>=1.16", "onnxruntime>=1.17", "pytest"];
+
 pub fn run(root: &Path, args: &[&str]) -> Outcome {
     cargo("format of the Python crate", &["fmt", MANIFEST, "--check"])?;
     cargo("lints of the Python crate", &["clippy", MANIFEST, "--", "-D", "warnings"])?;
@@ -18,9 +22,14 @@ pub fn run(root: &Path, args: &[&str]) -> Outcome {
         command.args(args).current_dir(root).env("VIRTUAL_ENV", &environment);
         succeeded("python", command.status())
     };
-    if !bin.join("maturin").exists() {
+    if !bin.join("python").exists() {
         call(Path::new("python3"), &["-m", "venv", "target/python"])?;
-        call(&bin.join("pip"), &["install", "--quiet", "maturin>=1.7,<2", "numpy", "pytest"])?;
+    }
+    // The list of an environment that another version made may be shorter.
+    let (list, wanted) = (environment.join("fleet-packages.txt"), PACKAGES.join("\n"));
+    if std::fs::read_to_string(&list).ok().as_ref() != Some(&wanted) {
+        call(&bin.join("pip"), &[&["install", "--quiet"], PACKAGES].concat())?;
+        std::fs::write(&list, wanted).map_err(|error| format!("{}: {error}", list.display()))?;
     }
     call(&bin.join("maturin"), &["develop", "--quiet"])?;
     call(&bin.join("python"), &[&["-m", "pytest", "-q"], args].concat())
