@@ -164,6 +164,44 @@ def test_zoo(name, exe, command, tmp_path):
         assert dims["mask_pos"] == dims["mask_label"] != "batch"
 
 
+BRANCHES = """fleet program 1
+block0 {
+  %x: f32[-1, 3] data
+  %limit: f32[1] data
+  %mean: f32[1]
+  %asked: bool[1]
+  %yes: bool[1]
+  %no: bool[1]
+  %twice: f32[-1, 3]
+  %y: f32[-1, 3]
+  %out: f32[-1, 3]
+  (Out: %mean) = mean(X: %x)
+  (Out: %asked) = greater_than(X: %mean, Y: %limit)
+  (Out: %yes) = assign(X: %asked)
+  (Out: %no) = logical_not(X: %yes)
+  () = conditional_block(Cond: %yes) {sub_block: block1}
+  () = conditional_block(Cond: %no) {sub_block: block2}
+  (Out: %out) = assign(X: %y)
+}
+block1 in block0 {
+  (Out: %twice) = scale(X: %x) {scale: 2.0}
+  (Out: %y) = assign(X: %twice)
+}
+block2 in block0 {
+  (Out: %y) = assign(X: %x)
+}
+"""
+
+
+def test_branches(exe, tmp_path):
+    path, program = tmp_path / "model.onnx", static.Program.parse(BRANCHES)
+    fleet.onnx.export(path, ["x", "limit"], ["out"], exe, program)
+    session, x = session_of(path), np.ones((2, 3), "float32")
+    for limit in [0.0, 2.0]:
+        feed = {"x": x, "limit": np.array([limit], "float32")}
+        compare(session, exe, program, feed, ["out"])
+
+
 def click_inputs():
     dense = static.data("dense_input", [None, 13])
     ids = static.data("sparse_input", [None, 26], "int64")

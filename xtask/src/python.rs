@@ -7,7 +7,7 @@ use std::process::Command;
 
 const MANIFEST: &str = "--manifest-path=python/Cargo.toml";
 
-/// What the build and the tests need.
+/// Packages for the build and the tests.
 const PACKAGES: &[&str] =
     &["maturin>=1.7,<2", "numpy", "onnx>=1.16", "onnxruntime>=1.17", "pytest"];
 

@@ -50,6 +50,48 @@ fn path(path: &Path) -> &str {
     path.to_str().expect("a path that is text")
 }
 
+/// A saved model of one layer becomes an ONNX file; wrong calls change nothing.
+#[test]
+fn models_become_onnx_files() {
+    use fleet_nn::prelude::*;
+    let folder = scratch("onnx");
+    let (model, file) = (folder.join("model"), folder.join("model.onnx"));
+    std::fs::create_dir_all(&folder).unwrap();
+    let _ = std::fs::remove_file(&file);
+    let net = Net::new();
+    let y = net.data("x", [-1, 2], DType::F32).fc(1).name();
+    let main = net.build().unwrap().main;
+    let y_id = main.var_named(&y).unwrap();
+    let zeros = |shape: [i64; 2]| Tensor::zeros(DType::F32, shape).unwrap();
+    let bias = Tensor::zeros(DType::F32, [1]).unwrap();
+    let tensors = [("fc_0.w_0", &zeros([2, 1])), ("fc_0.b_0", &bias)];
+    let entries = [("targets".to_string(), y.clone())].into();
+    let meta = fleet_format::Meta { step: 0, entries };
+    fleet_format::save_model(&model, &main.prune(&[y_id]), tensors, &meta).unwrap();
+
+    let failed = |args: &[&str], code: i32, words: &[&str]| {
+        let output = fleet(&[&["export"], args].concat());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        words.iter().for_each(|word| assert!(text.contains(word), "'{word}' is not in: {text}"));
+        assert!(!file.exists());
+    };
+    let (from, to) = (path(&model), path(&file));
+    failed(&[from, to], 2, &["--onnx"]);
+    failed(&["--onnx", from, to, "--opset", "16"], 2, &["16", "17..=23"]);
+    failed(&["--onnx", "no-such", to], 1, &["no-such"]);
+    failed(&["--onnx", "linear.fleet", to], 1, &["linear.fleet"]);
+
+    let said = ok(&["export", "--onnx", from, to]);
+    let start = format!("{to}: inputs x; outputs {y}; opset 17, 2 nodes, ");
+    assert!(said.starts_with(&start) && said.lines().count() == 1, "{said}");
+    let first = std::fs::read(&file).unwrap();
+    // An existing file is replaced.
+    ok(&["export", "--onnx", from, to, "--opset=18"]);
+    assert_ne!(std::fs::read(&file).unwrap(), first);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2);
+}
+
 #[test]
 fn programs_are_printed_and_checked() {
     check("print", &["print", "linear.fleet"]);

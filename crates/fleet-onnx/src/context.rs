@@ -1,7 +1,8 @@
-//! What a translation of an op sees: its inputs and attributes, and the graph to write to.
+//! The context of a translation: inputs and attributes of the op, and the graph to write to.
 
-use crate::export::Exporter;
+use crate::exporter::Exporter;
 use crate::graph::{Attribute, Attributes, CLASSICAL, Value, type_number};
+use crate::values::TableRows;
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, VarId};
 use fleet_ops::Meta;
@@ -75,7 +76,7 @@ impl<'c, 'e> Context<'c, 'e> {
     }
 
     /// Returns the rows of a table on parameter servers.
-    pub fn table(&mut self, id: u32) -> Result<crate::TableRows> {
+    pub fn table(&mut self, id: u32) -> Result<TableRows> {
         let max = self.table_rows_max();
         self.exporter.values.table(id, max)
     }

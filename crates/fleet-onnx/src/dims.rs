@@ -26,7 +26,7 @@ impl DimNames {
             .vars()
             .filter(|(_, var)| var.is_data)
             .flat_map(|(id, var)| {
-                let dims = var.shape.to_vec().into_iter().enumerate();
+                let dims = var.shape.iter().copied().enumerate();
                 dims.filter(|(_, dim)| *dim < 0).map(move |(axis, _)| (id, axis))
             })
             .collect();

@@ -1,8 +1,8 @@
 //! The export of a program: its inputs, its ops in order, and its results.
 
 use crate::context::Context;
-use crate::control;
 use crate::dims::DimNames;
+use crate::exporter::Exporter;
 use crate::file::OnnxModel;
 use crate::graph::{CLASSICAL, Graph, STANDARD, Value, type_number};
 use crate::ops::{self, Rule};
@@ -10,73 +10,14 @@ use crate::proto::{
     DimensionProto, GraphProto, ModelProto, OperatorSetIdProto, TensorShapeProto, TensorTypeProto,
     TypeProto, ValueInfoProto,
 };
-use fleet_base::{Error, Result, text};
-use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
+use crate::values::{OnnxOptions, Values};
+use fleet_base::{Error, Result};
+use fleet_ir::{BlockId, OpId, Program, VarId};
 use fleet_ops::Registry;
-use fleet_tensor::Tensor;
 use std::collections::HashMap;
-use std::ops::RangeInclusive;
 
-/// Options of an export.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OnnxOptions {
-    /// Version of the op set, 17 to 23.
-    pub opset: i64,
-    /// Limit on the rows of an embedding table.
-    pub table_rows_max: u64,
-    /// The inputs, in order; those that the results do not need are left out. If empty, all inputs
-    /// that are needed, in the order of the program.
-    pub feeds: Vec<String>,
-}
-
-impl Default for OnnxOptions {
-    fn default() -> Self {
-        OnnxOptions {
-            opset: *OnnxOptions::OPSETS.start(),
-            table_rows_max: TABLE_ROWS_MAX,
-            feeds: Vec::new(),
-        }
-    }
-}
-
-impl OnnxOptions {
-    /// The supported op sets.
-    pub const OPSETS: RangeInclusive<i64> = 17..=23;
-}
-
-/// Default limit on rows: a table of width 50 then has 2 GB.
-const TABLE_ROWS_MAX: u64 = 10_000_000;
 /// Version of the op set with hash tables.
 const CLASSICAL_VERSION: i64 = 3;
-
-/// The rows of a table on parameter servers.
-#[derive(Debug)]
-pub struct TableRows {
-    /// The ids that have a row, in any order.
-    pub ids: Vec<i64>,
-    /// A row for each id: `[ids, width]`, f32.
-    pub rows: Tensor,
-}
-
-/// Where an export gets values from.
-pub trait Values {
-    /// Returns the value of a variable that the program keeps between runs.
-    fn variable(&mut self, name: &str) -> Result<Tensor>;
-    /// Returns the rows of a table on parameter servers, or an error if it has more than
-    /// `row_count_max`.
-    fn table(&mut self, id: u32, row_count_max: u64) -> Result<TableRows>;
-}
-
-/// Returns the error for a table with more rows than [`OnnxOptions::table_rows_max`].
-pub fn too_many_rows(table: &str, count: u64, limit: u64) -> Error {
-    Error::unsupported(format!("table {table} has too many rows for an ONNX file"))
-        .expected(format!("at most {}", text::counted(limit as usize, "row")))
-        .got(count)
-        .help(
-            "raise the limit with --max-table-rows (max_table_rows in Python, table_rows_max in \
-             Rust), or save fewer rows: mode 1 (base) has those that serving needs",
-        )
-}
 
 /// Exports the part of a program that computes `targets`, in evaluation mode and in single
 /// precision where possible.
@@ -117,16 +58,6 @@ fn named(test: &Program, name: &str) -> Result<VarId> {
     })
 }
 
-/// An export in progress.
-pub(crate) struct Exporter<'a> {
-    pub program: &'a Program,
-    pub values: &'a mut dyn Values,
-    pub options: &'a OnnxOptions,
-    pub graph: Graph,
-    /// The current value of each variable.
-    pub held: HashMap<VarId, Value>,
-}
-
 impl Exporter<'_> {
     /// Adds the inputs, and returns their variables.
     fn inputs(&mut self) -> Result<Vec<VarId>> {
@@ -155,12 +86,12 @@ impl Exporter<'_> {
     }
 
     /// Translates the ops of a block.
-    pub fn block(&mut self, block: BlockId) -> Result<()> {
-        let ops = self.program.block(block).ops().to_vec();
+    fn block(&mut self, block: BlockId) -> Result<()> {
+        let list = self.program.block(block).ops().to_vec();
         let mut at = 0;
-        while at < ops.len() {
-            at += control::branches(self, &ops[at..])?;
-            if let Some(id) = ops.get(at) {
+        while at < list.len() {
+            at += ops::branches(self, &list[at..], |exporter, block| exporter.block(block))?;
+            if let Some(id) = list.get(at) {
                 self.op(*id).map_err(|error| error.at(self.program.describe_op(*id)))?;
             }
             at += 1;
@@ -185,28 +116,6 @@ impl Exporter<'_> {
                 "export variables that do not depend on it, or write this part of the network \
                  with other layers",
             ))
-    }
-
-    /// Returns the value that a variable holds now.
-    pub fn read(&mut self, id: VarId) -> Result<Value> {
-        if let Some(value) = self.held.get(&id) {
-            return Ok(*value);
-        }
-        let var = self.program.var(id);
-        if !var.persistable {
-            return Err(Error::invalid(format!("'{}' is read before it is written", var.name))
-                .help("it may be an output that ONNX does not compute"));
-        }
-        let tensor = self.values.variable(&var.name)?;
-        if tensor.dtype() != var.dtype || !var.shape.agrees(tensor.shape()) {
-            return Err(Error::invalid(format!("'{}' has another type or shape", var.name))
-                .expected(format!("{}{}", var.dtype, var.shape))
-                .got(format!("{}{}", tensor.dtype(), tensor.shape())));
-        }
-        let value = self.graph.initializer(tensor);
-        self.graph.suggest_name(value, &var.name);
-        self.held.insert(id, value);
-        Ok(value)
     }
 
     fn finish(mut self, feeds: &[VarId], targets: &[VarId]) -> Result<OnnxModel> {
@@ -275,11 +184,6 @@ impl Exporter<'_> {
         let shape = TensorShapeProto { dim: var.shape.iter().enumerate().map(dim).collect() };
         let elem_type = type_number(var.dtype);
         TypeProto { tensor_type: Some(TensorTypeProto { elem_type, shape: Some(shape) }) }
-    }
-
-    /// Returns whether a variable is a dense tensor.
-    pub fn is_dense(&self, id: VarId) -> bool {
-        self.program.var(id).kind == VarKind::Dense
     }
 }
 

@@ -22,7 +22,7 @@ pub struct OnnxModel {
     pub(crate) opset: i64,
 }
 
-/// What was written.
+/// A summary of written files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenOnnx {
     /// Names of the inputs.

@@ -2,7 +2,7 @@
 //!
 //! [`export`] writes the part of a program that computes some variables as an ONNX graph, with the
 //! values of its parameters as constants. An op becomes one node or several (`ops/`). Ops that
-//! belong to training have no translation: `ops::reason` says why.
+//! belong to training have no translation: `ops/refused.rs` says why.
 //!
 //! This crate knows neither scopes nor folders of saves: a [`Values`] gives the values of variables
 //! and the rows of tables on parameter servers.
@@ -39,13 +39,15 @@
 #![forbid(unsafe_code)]
 
 mod context;
-mod control;
 mod dims;
 mod export;
+mod exporter;
 mod file;
 mod graph;
 mod ops;
 pub mod proto;
+mod values;
 
-pub use export::{OnnxOptions, TableRows, Values, export, too_many_rows};
+pub use export::export;
 pub use file::{OnnxModel, WrittenOnnx};
+pub use values::{OnnxOptions, TableRows, Values, too_many_rows};

@@ -41,11 +41,12 @@ const CLOCK: [&str; 2] = ["crates/fleet-bench/src/", "crates/fleet-net/src/time.
 /// Places that may print.
 const PRINT: [&str; 3] = ["/main.rs", "crates/fleet-bench/src/", "crates/fleet-test"];
 /// Places that may name ops: their definitions, the layers that emit them, the patterns of fusions,
-/// and tests.
-const OP_NAMES: [&str; 4] = [
+/// the translations to ONNX, and tests.
+const OP_NAMES: [&str; 5] = [
     "crates/fleet-ops/",
     "crates/fleet-nn/",
     "crates/fleet-passes/src/fuse/",
+    "crates/fleet-onnx/src/ops/",
     "crates/fleet-testkit/",
 ];
 

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod branches;
 mod elementwise;
 mod fill;
 mod image;
@@ -13,6 +14,8 @@ mod reduce;
 mod refused;
 mod shape;
 mod table;
+
+pub(crate) use branches::branches;
 
 use crate::context::Context;
 use fleet_base::Result;

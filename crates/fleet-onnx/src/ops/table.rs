@@ -3,8 +3,8 @@
 
 use super::Translate;
 use crate::context::Context;
-use crate::export::{TableRows, too_many_rows};
 use crate::graph::{Attribute, Value};
+use crate::values::{TableRows, too_many_rows};
 use fleet_base::{Error, Result};
 use fleet_ir::VarId;
 use fleet_tensor::{DType, Tensor};

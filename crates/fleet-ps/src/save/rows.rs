@@ -17,7 +17,7 @@ pub struct SavedRows {
     pub ids: Vec<u64>,
     /// Numbers per row.
     pub width: usize,
-    /// What a lookup in inference returns for each id.
+    /// The numbers that a lookup in inference returns for each id.
     pub values: Vec<f32>,
     /// Number of rows of the table. If they are more than the limit, `ids` and `values` are empty.
     pub row_count: u64,

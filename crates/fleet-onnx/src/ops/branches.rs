@@ -1,7 +1,7 @@
 //! Branches: two `conditional_block` ops, of a condition and of its opposite, that write the same
 //! variables become one `If`.
 
-use crate::export::Exporter;
+use crate::exporter::Exporter;
 use crate::graph::{Attribute, Branch, Value};
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, Program, VarId};
@@ -10,8 +10,15 @@ use std::collections::HashSet;
 /// Name of the op that runs a block.
 const BLOCK: &str = "conditional_block";
 
+/// Translates the ops of a block.
+type TranslateBlock = fn(&mut Exporter<'_>, BlockId) -> Result<()>;
+
 /// Translates the two branches at the start of `ops`. Returns how many ops that were.
-pub(crate) fn branches(exporter: &mut Exporter<'_>, ops: &[OpId]) -> Result<usize> {
+pub(crate) fn branches(
+    exporter: &mut Exporter<'_>,
+    ops: &[OpId],
+    translate: TranslateBlock,
+) -> Result<usize> {
     let program = exporter.program;
     let [first, rest @ ..] = ops else { return Ok(0) };
     if program.op(*first).name() != BLOCK {
@@ -32,8 +39,8 @@ pub(crate) fn branches(exporter: &mut Exporter<'_>, ops: &[OpId]) -> Result<usiz
     let condition = exporter.read(program.op(*first).input("Cond")[0])?;
     let scalar = exporter.graph.ints(&[])?;
     let condition = exporter.graph.node("Reshape", &[condition, scalar], Vec::new());
-    let then = branch(exporter, then, &results)?;
-    let otherwise = branch(exporter, otherwise, &results)?;
+    let then = branch(exporter, then, &results, translate)?;
+    let otherwise = branch(exporter, otherwise, &results, translate)?;
     let attributes =
         vec![("then_branch", Attribute::Graph(then)), ("else_branch", Attribute::Graph(otherwise))];
     let made = exporter.graph.nodes("If", &[condition], attributes, results.len());
@@ -67,10 +74,15 @@ fn results(program: &Program, first: OpId, second: OpId) -> Vec<VarId> {
 }
 
 /// Translates a block. Values that it writes are gone after it.
-fn branch(exporter: &mut Exporter<'_>, block: BlockId, results: &[VarId]) -> Result<Branch> {
+fn branch(
+    exporter: &mut Exporter<'_>,
+    block: BlockId,
+    results: &[VarId],
+    translate: TranslateBlock,
+) -> Result<Branch> {
     let before = exporter.held.clone();
     let pending = exporter.graph.begin_branch();
-    exporter.block(block)?;
+    translate(exporter, block)?;
     let mut outputs = Vec::new();
     for var in results {
         let value = exporter.read(*var)?;
