@@ -1,6 +1,5 @@
 """Documented names that the package does not have: the error names the alternative."""
 
-_SERVERS = "parameter servers need the Rust API: Fleet::parameter_server"
 _FEED = "read the data in Python, and pass arrays: exe.run(feed=..)"
 _LAYERS = "write the network with fleet.static.nn"
 
@@ -40,24 +39,10 @@ _NAMES = {
         "QueueDataset": _FEED,
     },
     "fleet.distributed.fleet": {
-        **{
-            name: _SERVERS
-            for name in [
-                "init_server",
-                "init_worker",
-                "load_model",
-                "run_server",
-                "save_cache_model",
-                "server_endpoints",
-                "server_index",
-                "shrink",
-            ]
-        },
         "InMemoryDataset": _FEED,
         "MultiSlotDataGenerator": _FEED,
         "MultiSlotStringDataGenerator": _FEED,
         "QueueDataset": _FEED,
-        "metrics": "sum the counts of all workers: fleet.util.all_reduce",
     },
 }
 

@@ -12,12 +12,16 @@ mod commands;
 mod error;
 mod executor;
 mod files;
+mod fs;
 mod job;
 mod layers;
 mod optimizer;
 mod program;
 mod scope;
+mod servers;
+mod session;
 mod strategy;
+mod topology;
 
 /// The module `fleet._fleet`.
 #[pyo3::pymodule(gil_used = true)]
@@ -29,6 +33,8 @@ mod _fleet {
     #[pymodule_export]
     use crate::files::{load_inference_model, load_vars, save_inference_model, save_vars};
     #[pymodule_export]
+    use crate::fs::FsCell;
+    #[pymodule_export]
     use crate::job::FleetCell;
     #[pymodule_export]
     use crate::layers::{call, layer_docs, signatures};
@@ -39,7 +45,14 @@ mod _fleet {
     #[pymodule_export]
     use crate::scope::ScopeCell;
     #[pymodule_export]
+    use crate::servers::{
+        dense_parameters, infer_program, init_server, init_worker, load_model, load_table,
+        run_server, save_model, save_table, save_tables, shrink, stop_worker,
+    };
+    #[pymodule_export]
     use crate::strategy::StrategyCell;
+    #[pymodule_export]
+    use crate::topology::TopologyCell;
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
