@@ -12,8 +12,10 @@ mod commands;
 mod error;
 mod executor;
 mod files;
+mod interrupt;
 mod job;
 mod layers;
+mod notes;
 mod optimizer;
 mod program;
 mod scope;
@@ -33,6 +35,8 @@ mod _fleet {
     #[pymodule_export]
     use crate::layers::{call, layer_docs, signatures};
     #[pymodule_export]
+    use crate::notes::{end_notes, log_notes};
+    #[pymodule_export]
     use crate::optimizer::{apply_gradients, backward, gradients, minimize};
     #[pymodule_export]
     use crate::program::{NamesCell, ProgramCell};
@@ -40,6 +44,12 @@ mod _fleet {
     use crate::scope::ScopeCell;
     #[pymodule_export]
     use crate::strategy::StrategyCell;
+
+    #[pymodule_init]
+    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::interrupt::watch();
+        Ok(())
+    }
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
