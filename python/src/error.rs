@@ -1,13 +1,12 @@
 //! Errors of Fleet as exceptions of Python.
 
+use crate::interrupt::Call;
 use fleet::{Error, ErrorKind};
 use pyo3::PyErr;
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
 
 /// Returns the exception for an error: `ValueError` for what the caller gave, `NotImplementedError`
 /// (which is a `RuntimeError`) for what Fleet does not support, and `RuntimeError` for the rest.
@@ -42,40 +41,18 @@ pub fn guarded<T>(call: impl FnOnce() -> T) -> fleet::Result<T> {
     })
 }
 
-/// Runs a call of Rust without the interpreter's lock.
+/// Runs a call of Rust without the interpreter's lock. If Ctrl-C has ended it, that is its error.
 pub fn released<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> fleet::Result<T> + Send,
 ) -> PyResult<T> {
-    py.detach(|| guarded(call)).and_then(|made| made).or_raise()
-}
-
-/// Runs a call of Rust that may wait for long, without the interpreter's lock. A signal that raises
-/// an exception, such as Ctrl-C, ends the wait; the call then goes on in a thread that nothing
-/// waits for, until the process ends.
-pub fn interruptible<T: Send + 'static>(
-    py: Python<'_>,
-    call: impl FnOnce() -> fleet::Result<T> + Send + 'static,
-) -> PyResult<T> {
-    let (send, mut receive) = channel();
-    let body = move || drop(send.send(guarded(call).and_then(|made| made)));
-    let spawned = std::thread::Builder::new().name("fleet-call".into()).spawn(body);
-    spawned.map_err(|error| PyRuntimeError::new_err(format!("cannot start a thread: {error}")))?;
-    loop {
-        let waited;
-        (receive, waited) = py.detach(move || {
-            let waited = receive.recv_timeout(SIGNALS_EVERY);
-            (receive, waited)
-        });
-        match waited {
-            Ok(made) => return made.or_raise(),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(PyRuntimeError::new_err("the thread of a call has ended"));
-            }
-        }
+    let ended = py.detach(|| {
+        let _call = Call::begin();
+        guarded(call)
+    });
+    let ended = ended.and_then(|made| made);
+    if ended.is_err() {
+        py.check_signals()?;
     }
+    ended.or_raise()
 }
-
-/// Interval between checks for signals: Ctrl-C should feel immediate.
-const SIGNALS_EVERY: Duration = Duration::from_millis(100);

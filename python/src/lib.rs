@@ -13,8 +13,10 @@ mod error;
 mod executor;
 mod files;
 mod fs;
+mod interrupt;
 mod job;
 mod layers;
+mod notes;
 mod optimizer;
 mod program;
 mod scope;
@@ -39,6 +41,8 @@ mod _fleet {
     #[pymodule_export]
     use crate::layers::{call, layer_docs, signatures};
     #[pymodule_export]
+    use crate::notes::{end_notes, log_notes};
+    #[pymodule_export]
     use crate::optimizer::{apply_gradients, backward, gradients, minimize};
     #[pymodule_export]
     use crate::program::{NamesCell, ProgramCell};
@@ -53,6 +57,12 @@ mod _fleet {
     use crate::strategy::StrategyCell;
     #[pymodule_export]
     use crate::topology::TopologyCell;
+
+    #[pymodule_init]
+    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::interrupt::watch();
+        Ok(())
+    }
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

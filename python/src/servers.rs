@@ -1,6 +1,6 @@
 //! A server or worker of a job with parameter servers.
 
-use crate::error::{OrRaise, exception, interruptible, released};
+use crate::error::{OrRaise, exception, released};
 use crate::job::FleetCell;
 use crate::program::ProgramCell;
 use crate::session::{Job, Plan, Stage, Working, scope_of, scope_of_worker, with_variables};
@@ -12,7 +12,7 @@ use fleet::{Error, ExecOptions, Executor, Result, Scope, Session, ir};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 
 /// Creates this server's part of the tables and listens. `dir` is a save, from which the tables of
 /// rows are loaded: all that it has, or those of the named parameters.
@@ -23,8 +23,8 @@ pub fn init_server(
     dir: Option<PathBuf>,
     names: Option<Vec<String>>,
 ) -> PyResult<()> {
-    let (fleet, job) = (Arc::clone(&cell.get().fleet), cell.get().job()?);
-    let server = interruptible(py, move || {
+    let (fleet, job) = (&cell.get().fleet, cell.get().job()?);
+    let server = released(py, || {
         let job = server_job(&job)?;
         match (&dir, &names) {
             (None, _) => fleet.init_server(job),
@@ -52,7 +52,7 @@ pub fn run_server(py: Python<'_>, cell: &Bound<'_, FleetCell>) -> PyResult<()> {
         };
         return Err(exception(&error));
     };
-    interruptible(py, move || server.run())
+    released(py, || server.run())
 }
 
 /// Connects a worker whose startup program has run to the servers, and joins the other workers.
@@ -74,14 +74,11 @@ pub fn init_worker(py: Python<'_>, cell: &Bound<'_, FleetCell>) -> PyResult<()> 
             return Err(exception(&error));
         }
     };
-    // The variables go with the session, which the call owns.
     let scope = job.scope();
     let mut scope = lock(&scope)?;
     std::mem::swap(&mut *scope, scope_of(&mut session));
-    let shared = Arc::clone(&job);
-    let mut worker = interruptible(py, move || {
-        shared.fleet.prepare_worker_with(*session, server_job(&shared)?)?.start()
-    })?;
+    let join = || job.fleet.prepare_worker_with(*session, server_job(&job)?)?.start();
+    let mut worker = released(py, join)?;
     std::mem::swap(&mut *scope, scope_of_worker(&mut worker));
     *stage = Stage::Working(Box::new(Working::new(worker)));
     Ok(())
