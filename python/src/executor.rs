@@ -73,7 +73,7 @@ impl Task {
     }
 }
 
-/// What runs a program, with its variables in place.
+/// A program or a session that runs, with its variables in place.
 pub enum Runner<'a> {
     /// A program of one process, or one that evaluates.
     Program { executor: &'a mut Executor, program: &'a ir::Program, scope: &'a mut Scope },
@@ -189,7 +189,7 @@ impl State {
         self.with_session(task, scope, |runner| runner.run(feed, fetch, out))
     }
 
-    /// Calls `call` with what runs the program, which is not the startup program of a job.
+    /// Calls `call` with the runner of a program that is not the startup program of a job.
     pub fn with_session<T>(
         &mut self,
         task: &Task,
