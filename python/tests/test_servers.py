@@ -291,6 +291,29 @@ def test_scripts_that_only_build_a_network_end_well(jobs):
     assert "True" in jobs.logs() and "False" in jobs.logs()
 
 
+GROUPS = """
+from fleet.distributed import fleet
+
+fleet.init()
+name = "server" if fleet.is_server() else "worker"
+assert fleet.util.all_reduce(2, comm_world="all") == 2 * 3
+assert fleet.util.all_gather(fleet.is_server(), comm_world="all") == [False, True, True]
+assert fleet.util.all_reduce(1.5, "max", name) == 1.5
+fleet.util.barrier("all")
+try:
+    fleet.util.barrier("worker" if fleet.is_server() else "server")
+except ValueError as error:
+    assert name in str(error), error
+    print("refused")
+"""
+
+
+def test_groups_with_servers(jobs):
+    jobs.write("groups.py", GROUPS)
+    jobs.succeeds(jobs.servers("--with_gloo=2", "groups.py", servers=2, workers=1))
+    assert jobs.logs().count("refused") == 3
+
+
 def test_the_script_of_the_page(jobs):
     page = Path(__file__).parents[2] / "docs" / "python.md"
     section = page.read_text().split("\n## Parameter servers\n")[1].split("\n## ")[0]

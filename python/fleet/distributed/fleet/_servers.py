@@ -108,11 +108,6 @@ def barrier_worker():
     joined().barrier("worker")
 
 
-def has_servers():
-    """Returns whether the tables of the job are on parameter servers."""
-    return joined().has_servers()
-
-
 def save_persistables(executor, dirname=None, main_program=None, mode=0, *, format="binary"):
     """Saves what persists, on worker 0; other workers return at once.
 
