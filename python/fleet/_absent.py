@@ -3,13 +3,13 @@
 _FEED = "read the data in Python, and pass arrays: exe.run(feed=..)"
 _LAYERS = "write the network with fleet.static.nn"
 
+_MAP_STYLE = ["BatchSampler", "Dataset", "DistributedBatchSampler", "IterableDataset", "Sampler"]
+
 _NAMES = {
     "fleet": {
         "DataParallel": "fleet.distributed.fleet.distributed_optimizer",
         "Model": _LAYERS,
-        "batch": _FEED,
         "dataset": _FEED,
-        "io": _FEED,
         "no_grad": "set stop_gradient of variables",
         "onnx": "fleet.static.save_inference_model",
         "to_tensor": "feed arrays; constants: fleet.full",
@@ -24,25 +24,14 @@ _NAMES = {
     },
     "fleet.fluid": {
         "CompiledProgram": "run the program itself; set a BuildStrategy in DistributedStrategy",
-        "DataFeeder": _FEED,
-        "DatasetFactory": _FEED,
         "DistributeTranspiler": "the Rust API: fleet::servers",
         "DistributeTranspilerConfig": "the Rust API: fleet::servers",
-        "core": _FEED,
         "dygraph": _LAYERS,
     },
-    "fleet.fluid.layers": {
-        "py_reader": _FEED,
-    },
-    "fleet.distributed": {
-        "InMemoryDataset": _FEED,
-        "QueueDataset": _FEED,
-    },
+    "fleet.fluid.layers": {},
+    "fleet.io": {name: "fleet.io.DataLoader.from_generator" for name in _MAP_STYLE},
+    "fleet.distributed": {},
     "fleet.distributed.fleet": {
-        "InMemoryDataset": _FEED,
-        "MultiSlotDataGenerator": _FEED,
-        "MultiSlotStringDataGenerator": _FEED,
-        "QueueDataset": _FEED,
     },
 }
 

@@ -206,8 +206,8 @@ def test_missing_names_tell_the_alternative(raises):
     def wanted(module, name):
         return lambda: getattr(module, name)
 
-    raises(AttributeError, ["'QueueDataset'", "feed"], wanted(jobs, "QueueDataset"))
-    raises(AttributeError, ["'io'", "feed"], wanted(fleet, "io"))
+    raises(AttributeError, ["'Dataset'", "from_generator"], wanted(fleet.io, "Dataset"))
+    raises(AttributeError, ["'Model'", "fleet.static.nn"], wanted(fleet, "Model"))
     raises(AttributeError, ["'Linear'", "fleet.static.nn"], wanted(nn, "Linear"))
     raises(AttributeError, ["has no attribute 'nothing'"], wanted(static, "nothing"))
     assert fleet.metric.accuracy is static.accuracy
