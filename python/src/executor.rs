@@ -83,7 +83,7 @@ impl Task {
     }
 }
 
-/// What runs a program, with its variables in place.
+/// The object that runs a program, with its variables in place.
 pub enum Runner<'a> {
     /// A program of one process, or one that evaluates.
     Program { executor: &'a mut Executor, program: &'a ir::Program, scope: &'a mut Scope },

@@ -336,6 +336,13 @@ def test_a_pipe_command_that_fails(exe, tmp_path, raises, regression):
     raises(ValueError, ["part-0", "through 'echo", ":1:"], dataset.load_into_memory)
 
 
+def test_a_generator_starts_without_numpy():
+    code = "import sys, fleet.distributed.fleet as fleet; fleet.MultiSlotDataGenerator\n"
+    code += "print([name for name in ('numpy', 'random', 'shutil', 'difflib') if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "[]\n", ran.stdout + ran.stderr
+
+
 GENERATORS = [
     ([("words", [1926, 8, 17]), ("label", [1])], "3 1926 8 17 1 1\n"),
     (zip(["x", "label"], [[1e-07, 0.1, 3], [1]]), "3 1e-07 0.1 3 1 1\n"),

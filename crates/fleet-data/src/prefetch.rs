@@ -64,8 +64,8 @@ impl<B: Send + 'static> Lanes<B> {
         self.next_by(batch, |lane| Ok(lane.full.recv().ok()))
     }
 
-    /// Like `next`, and calls `check` now and then while it waits; an error of it is returned. After
-    /// an error there are no more batches.
+    /// Like `next`, and calls `check` about ten times a second while it waits. An error of `check`
+    /// is returned. After an error there are no more batches.
     pub fn next_or(
         &mut self,
         batch: &mut B,

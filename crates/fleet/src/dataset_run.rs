@@ -189,8 +189,8 @@ impl<'a> DatasetRun<'a> {
         self
     }
 
-    /// Calls a closure about ten times a second, between steps and while the pass waits for data. An
-    /// error of the closure ends the pass.
+    /// Calls a closure about ten times a second, between steps and while the pass waits for data.
+    /// An error of the closure ends the pass.
     pub fn interrupt(mut self, check: impl FnMut() -> Result<()> + 'a) -> Self {
         self.interrupt = Some(Box::new(check));
         self
@@ -283,8 +283,8 @@ pub fn run_from_dataset(
     })
 }
 
-/// Runs one pass of a dataset with a step of the caller, which gets a batch, the names to fetch, and
-/// the output for their values. The dataset must fill every input of `program`.
+/// Runs one pass of a dataset with a step of the caller, which gets a batch, the names to fetch,
+/// and the output for their values. The dataset must fill every input of `program`.
 ///
 /// ```
 /// use fleet::prelude::*;
