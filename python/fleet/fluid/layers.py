@@ -3,6 +3,7 @@
 from fleet._absent import absent as _absent
 from fleet._framework import call as _call
 from fleet._layers import define as _define
+from fleet.static import accuracy
 
 _define(
     globals(),
@@ -32,7 +33,6 @@ _define(
     log_loss(input, label, epsilon=0.0001, name=None)
     huber_loss(input, label, delta)
     label_smooth(x, epsilon=0.1)
-    accuracy(input, label, k=1)
     auc(input, label, curve='ROC', num_thresholds=4095, topk=1, slide_steps=1)
     mean(x, name=None) = mean_of_all
     reduce_sum(input, dim=None, keep_dim=False, name=None)
