@@ -134,4 +134,4 @@ int32 = "int32"
 int64 = "int64"
 uint8 = "uint8"
 
-__getattr__ = _absent(__name__)
+__getattr__ = _absent(__name__, lazy=("compat", "dataset", "vision"))
