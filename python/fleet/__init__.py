@@ -15,6 +15,7 @@ A network is written with layers, becomes a program, and is run by an executor::
 """
 
 from fleet._absent import absent as _absent
+from fleet import _logging
 from fleet import distributed, fluid, metric, nn, optimizer, regularizer, static, utils
 from fleet._attributes import ParamAttr
 from fleet._executor import CPUPlace, CUDAPlace, is_compiled_with_cuda
@@ -133,5 +134,7 @@ int16 = "int16"
 int32 = "int32"
 int64 = "int64"
 uint8 = "uint8"
+
+_logging.start()
 
 __getattr__ = _absent(__name__, lazy=("compat", "dataset", "vision"))

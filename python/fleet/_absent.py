@@ -7,7 +7,6 @@ class Unsupported(AttributeError, NotImplementedError):
     """A documented name that the package does not have."""
 
 
-_SERVERS = "parameter servers need the Rust API: Fleet::parameter_server"
 _FEED = "read the data in Python, and pass arrays: exe.run(feed=..)"
 _LAYERS = "write the network with fleet.static.nn"
 _JOBS = "fleet.distributed.fleet.distributed_optimizer, with the gradients of all workers summed"
@@ -82,24 +81,10 @@ _NAMES = {
         "spawn": "start the script with fleetrun",
     },
     "fleet.distributed.fleet": {
-        **{
-            name: _SERVERS
-            for name in [
-                "init_server",
-                "init_worker",
-                "load_model",
-                "run_server",
-                "save_cache_model",
-                "server_endpoints",
-                "server_index",
-                "shrink",
-            ]
-        },
         "InMemoryDataset": _FEED,
         "MultiSlotDataGenerator": _FEED,
         "MultiSlotStringDataGenerator": _FEED,
         "QueueDataset": _FEED,
-        "metrics": "sum the counts of all workers: fleet.util.all_reduce",
     },
 }
 

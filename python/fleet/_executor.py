@@ -106,6 +106,12 @@ class ScopeVariable:
         array = self._scope[self.name]
         return array if dtype is None else array.astype(dtype)
 
+    def __dlpack__(self, **options):
+        return self._scope[self.name].__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._scope[self.name].__dlpack_device__()
+
     def __repr__(self):
         shape, dtype = self._meta()
         return f"ScopeVariable({self.name}: {dtype}{shape})"

@@ -1,5 +1,6 @@
 //! Errors of Fleet as exceptions of Python.
 
+use crate::interrupt::Call;
 use fleet::{Error, ErrorKind};
 use pyo3::PyErr;
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
@@ -40,10 +41,18 @@ pub fn guarded<T>(call: impl FnOnce() -> T) -> fleet::Result<T> {
     })
 }
 
-/// Runs a call of Rust without the interpreter's lock.
+/// Runs a call of Rust without the interpreter's lock. If Ctrl-C has ended it, that is its error.
 pub fn released<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> fleet::Result<T> + Send,
 ) -> PyResult<T> {
-    py.detach(|| guarded(call)).and_then(|made| made).or_raise()
+    let ended = py.detach(|| {
+        let _call = Call::begin();
+        guarded(call)
+    });
+    let ended = ended.and_then(|made| made);
+    if ended.is_err() {
+        py.check_signals()?;
+    }
+    ended.or_raise()
 }

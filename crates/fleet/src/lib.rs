@@ -86,7 +86,7 @@ pub use save::{
     load_vars_where, save_inference_model, save_inference_model_as, save_params, save_persistables,
     save_vars,
 };
-pub use session::Session;
+pub use session::{Session, set_host_rates};
 pub use trainer::Trainer;
 pub use util::Util;
 
