@@ -185,7 +185,7 @@ class Executor:
             raise TypeError(f"scope: expected a Scope, got {scope!r}")
         feeds, fetches = _feeds(feed), _names(fetch_list)
         fetched = self._cell.run(program._cell, feeds, fetches, scope._cell)
-        return fetched if convert_fetched is None else [convert_fetched(it) for it in fetched]
+        return fetched if convert_fetched is None else list(map(convert_fetched, fetched))
 
     def close(self):
         """Ends the threads and frees the memory. The executor cannot run again."""

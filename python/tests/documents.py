@@ -4,7 +4,6 @@ A listing is known by its document and its first line. `listings()` returns them
 joined, and with the typing errors of the documents mended: `MENDS` names each.
 """
 
-import ast
 import os
 import pathlib
 import re
@@ -38,7 +37,56 @@ class Listing:
         return textwrap.dedent("\n".join(text for _, text in self.lines)) + "\n"
 
 
-def listings(document, mends=()):
+class Mend:
+    """A typing error of a document: in a line, `old` becomes `new`. A `new` that ends in a backslash
+    joins the next line to it, whose indentation is dropped. ``until`` applies it to more lines."""
+
+    def __init__(self, place, old, new, why, until=None):
+        self.document, line = place.split(":")
+        self.lines = range(int(line), (until or int(line)) + 1)
+        self.old, self.new, self.why = old, new, why
+
+    def apply(self, lines):
+        """Changes the lines of a listing, which are pairs of a number and a text."""
+        for index, (number, text) in enumerate(lines):
+            if number not in self.lines:
+                continue
+            assert self.old in text, f"{self.document}:{number}: '{self.old}' is not in '{text}'"
+            text = text.replace(self.old, self.new, 1)
+            if text.endswith("\\"):
+                text = text[:-1] + lines.pop(index + 1)[1].lstrip()
+            lines[index] = (number, text)
+
+
+#: The typing errors, by document and line.
+MENDS = [
+    Mend("001:78", "exe_st.", "exec_strategy.", "another name of the variable"),
+    Mend("001:82", "             ...", "", "an ellipsis for code that is left out"),
+    Mend("001:88", "             ...", "", "an ellipsis for code that is left out"),
+    Mend("002:558", "", "    ", "the indentation is lost at the break of the page", until=578),
+    Mend("002:1450", "in_checkpoint_idx", "in checkpoint_idx", "a blank is printed as underscore"),
+    Mend("002:1464", "", "    ", "the indentation is lost at the break of the page", until=1465),
+    Mend("002:2066", "", "        ", "the indentation is lost at the break of the page"),
+    Mend("002:2067", "", "    ", "the indentation is lost at the break of the page", until=2068),
+    Mend("002:2089", "strategy.", "dist_strategy.", "another name of the variable"),
+    Mend("002:2973", "0, 0, 0]", "0, 0, 0, 0]", "13 columns have 13 minima"),
+    Mend("002:3012", "", "    ", "the indentation is lost at the break of the page", until=3016),
+    Mend("002:3013", "range:", "range_:", "another name of the variable"),
+    Mend("002:3018", "", "    ", "the indentation is lost at the break of the page"),
+    Mend("002:3086", "[config.", "[config.\\", "a line that is wrapped"),
+    Mend("002:3086", '["train_files_path"]', '["train_files_path"]]', "a bracket is missing"),
+    Mend("002:3288", "dirname=path", "dirname=dirname", "another name of the variable"),
+    Mend("002:3389", 'name="total_', 'name="total_\\', "a line that is wrapped"),
+    Mend("002:3395", "fill_", "fill_\\", "a line that is wrapped"),
+    Mend("002:3411", "/ float(global_", "/ float(global_\\", "a line that is wrapped"),
+    Mend("002:3495", "fill_", "fill_\\", "a line that is wrapped"),
+    Mend("002:3621", "paddle.metrics", "fleet.metrics", "the module of the function above"),
+    Mend("003:195", "", "", "the line that begins the dictionary is missing"),
+    Mend("003:196", "", "strategy.localsgd_configs = {", "the beginning of the line is missing"),
+]
+
+
+def listings(document):
     """Returns the listings of a document by key."""
     text = (folder() / f"{document}.txt").read_text(encoding="utf-8")
     lines = list(enumerate(text.split("\n"), start=1))
@@ -46,9 +94,10 @@ def listings(document, mends=()):
     found = {}
     for block in blocks(lines):
         listing = Listing(document, _joined(block))
+        for mend in MENDS:
+            if mend.document == document:
+                mend.apply(listing.lines)
         found[listing.key] = listing
-    for mend in mends:
-        mend.apply(found)
     return found
 
 

@@ -221,3 +221,16 @@ def test_accuracy_without_counters(raises):
         NotImplementedError, ["correct and total"], lambda: static.accuracy(x, y, total=total)
     )
     assert "fleet.shape" in text
+
+
+def test_a_tensor_with_the_batch_size_of_another(exe, raises):
+    x = static.data("x", [None, 4])
+    ones = fleet.full(shape=[fleet.shape(x)[0], 1], fill_value=2.0)
+    assert ones.shape == (-1, 1)
+    count = fleet.sum(fleet.full([fluid.layers.shape(x)[0]], 1, "int64"))
+    feed = {"x": np.zeros((3, 4), "float32")}
+    out = exe.run(feed=feed, fetch_list=[ones, count, fleet.shape(x)[1:], fleet.full(2, 5.0)])
+    assert [a.tolist() for a in out] == [[[2.0]] * 3, [3], [4], [5.0, 5.0]]
+    for wrong in [[fleet.shape(x)[1], 1], [2, fleet.shape(x)[0]], [fleet.sum(x), 1]]:
+        raises(NotImplementedError, ["fleet.shape(x)[0]"], lambda: fleet.full(wrong, 1.0))
+    raises(TypeError, ["input"], lambda: fleet.shape([3]))

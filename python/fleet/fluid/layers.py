@@ -3,6 +3,7 @@
 from fleet._absent import absent as _absent
 from fleet._framework import call as _call
 from fleet._layers import define as _define
+from fleet._sizes import shape
 from fleet.static import accuracy
 
 _define(
@@ -95,7 +96,6 @@ _define(
     argmin(x, axis=0)
     topk(input, k)
     assign(input, output=None)
-    shape(input)
     matmul(x, y, transpose_x=False, transpose_y=False, name=None)
     """,
 )
