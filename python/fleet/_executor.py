@@ -117,6 +117,9 @@ class ScopeVariable:
         return f"ScopeVariable({self.name}: {dtype}{shape})"
 
 
+#: Converts each fetched array; None for no conversion (`fleet.compat`).
+convert_fetched = None
+
 _scopes = [Scope()]
 
 
@@ -181,7 +184,8 @@ class Executor:
         if not isinstance(scope, Scope):
             raise TypeError(f"scope: expected a Scope, got {scope!r}")
         feeds, fetches = _feeds(feed), _names(fetch_list)
-        return self._cell.run(program._cell, feeds, fetches, scope._cell)
+        fetched = self._cell.run(program._cell, feeds, fetches, scope._cell)
+        return fetched if convert_fetched is None else list(map(convert_fetched, fetched))
 
     def close(self):
         """Ends the threads and frees the memory. The executor cannot run again."""

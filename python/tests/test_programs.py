@@ -208,7 +208,7 @@ def test_missing_names_tell_the_alternative(raises):
 
     raises(AttributeError, ["'QueueDataset'", "feed"], wanted(jobs, "QueueDataset"))
     raises(AttributeError, ["'io'", "feed"], wanted(fleet, "io"))
-    raises(AttributeError, ["'Linear'", "fleet.static.nn"], wanted(nn, "Linear"))
+    raises(NotImplementedError, ["'LSTM'", "fleet.static.nn"], wanted(nn, "LSTM"))
     raises(AttributeError, ["has no attribute 'nothing'"], wanted(static, "nothing"))
     assert fleet.metric.accuracy is static.accuracy
 
