@@ -22,6 +22,7 @@ from fleet._attributes import ParamAttr
 from fleet._executor import CPUPlace, CUDAPlace, is_compiled_with_cuda
 from fleet._framework import seed
 from fleet._layers import define as _define
+from fleet._sizes import full, shape
 from fleet.reader import batch
 from fleet._version import __version__
 
@@ -29,10 +30,8 @@ _define(
     globals(),
     """
     cast(x, dtype)
-    full(shape, fill_value, dtype='float32', name=None)
     full_like(x, fill_value, name=None)
     arange(start, end, step=1, dtype='int64')
-    shape(input)
     assign(x, output=None)
     scale(x, scale=1.0, bias=0.0, name=None)
     add(x, y, name=None) = elementwise_add
@@ -139,4 +138,4 @@ uint8 = "uint8"
 
 _logging.start()
 
-__getattr__ = _absent(__name__)
+__getattr__ = _absent(__name__, lazy=("compat", "dataset", "vision"))

@@ -120,6 +120,9 @@ class ScopeVariable:
 #: Loaders whose batches `Executor.run` takes, in the order in which they were started.
 started_loaders = []
 
+#: Converts each fetched array; None for no conversion (`fleet.compat`).
+convert_fetched = None
+
 _scopes = [Scope()]
 
 
@@ -186,7 +189,8 @@ class Executor:
         if started_loaders:
             feed = _with_batches(program, feed)
         feeds, fetches = _feeds(feed), _names(fetch_list)
-        return self._cell.run(program._cell, feeds, fetches, scope._cell)
+        fetched = self._cell.run(program._cell, feeds, fetches, scope._cell)
+        return fetched if convert_fetched is None else list(map(convert_fetched, fetched))
 
     def train_from_dataset(
         self,

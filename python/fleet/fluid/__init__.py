@@ -25,7 +25,9 @@ from fleet._framework import (
 )
 from fleet.utils import unique_name
 
-from . import backward, clip, contrib, initializer, io, layers, optimizer
+from fleet.static import CompiledProgram, ParallelExecutor
+
+from . import backward, clip, contrib, incubate, initializer, io, layers, optimizer
 from .layers import _embedding as embedding
 from fleet.static import data
 

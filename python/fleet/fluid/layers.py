@@ -3,6 +3,8 @@
 from fleet._absent import absent as _absent
 from fleet._framework import call as _call
 from fleet._layers import define as _define
+from fleet._sizes import shape
+from fleet.static import accuracy
 
 _define(
     globals(),
@@ -32,7 +34,6 @@ _define(
     log_loss(input, label, epsilon=0.0001, name=None)
     huber_loss(input, label, delta)
     label_smooth(x, epsilon=0.1)
-    accuracy(input, label, k=1)
     auc(input, label, curve='ROC', num_thresholds=4095, topk=1, slide_steps=1)
     mean(x, name=None) = mean_of_all
     reduce_sum(input, dim=None, keep_dim=False, name=None)
@@ -95,7 +96,6 @@ _define(
     argmin(x, axis=0)
     topk(input, k)
     assign(input, output=None)
-    shape(input)
     matmul(x, y, transpose_x=False, transpose_y=False, name=None)
     """,
 )
