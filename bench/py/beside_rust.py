@@ -27,15 +27,16 @@ def rust(name, args):
     program = os.environ.get("FLEET_BENCH")
     if program is None:
         raise SystemExit("FLEET_BENCH: expected the path of fleet-bench; use cargo xtask bench")
-    return _median([program, name, "--threads", str(args.threads)])
+    return median([program, name, "--threads", str(args.threads)])
 
 
 def python(args):
     """Returns the result of this script's `--child`, in a process of its own."""
-    return _median([sys.executable, *sys.argv[:1], "--child", "--threads", str(args.threads)])
+    return median([sys.executable, *sys.argv[:1], "--child", "--threads", str(args.threads)])
 
 
-def _median(command):
+def median(command):
+    """Returns the median that a command prints."""
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(ran.stdout.splitlines()[-1])["median"]
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 
 import fleet as package
 from fleet import notebook, static
@@ -176,11 +175,3 @@ except KeyboardInterrupt:
 """
     ended = ran(code)
     assert ended.stdout == "no process left\n", ended.stderr
-
-
-@pytest.fixture(autouse=True)
-def unjoined():
-    """Jobs of one test are not those of another."""
-    before = fleet._job
-    yield
-    fleet._job = before

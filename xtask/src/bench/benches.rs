@@ -122,6 +122,19 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "py/run_overhead", unit: "us beyond Rust", peers: &[], target: None },
     Bench { name: "py/wide_deep_vs_rust", unit: "of Rust's speed", peers: &[], target: Some(1.0) },
     Bench {
+        name: "py/wide_deep_script_vs_rust",
+        unit: "of Rust's speed",
+        peers: &[],
+        target: Some(1.0),
+    },
+    // One script on Fleet and on Paddle.
+    Bench {
+        name: "py/wide_deep_script_vs_paddle",
+        unit: "samples/s",
+        peers: PS_PEER_2,
+        target: None,
+    },
+    Bench {
         name: "data/multislot_parse_vs_500MBps",
         unit: "MB/s",
         peers: &[],

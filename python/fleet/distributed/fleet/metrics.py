@@ -4,8 +4,8 @@ Each worker passes what it has counted: an array, a number, a variable, or the n
 ``scope`` (the global scope by default). All workers make the same calls, and get the same value.
 """
 
-import numpy as np
-
+from fleet import _executor
+from fleet import _numpy as np
 from fleet._executor import Scope, global_scope
 from fleet._framework import Variable
 
@@ -58,7 +58,8 @@ def _elementwise(name, input, scope, util):
     array = _array(input, scope)
     _check(util)
     reduced = joined().metric(name, array.astype("float64").ravel().tolist(), [])
-    return np.array(reduced).reshape(array.shape).astype(array.dtype)
+    made = np.array(reduced).reshape(array.shape).astype(array.dtype)
+    return made if _executor.convert_fetched is None else _executor.convert_fetched(made)
 
 
 def _ratio(name, first, second, scope, util):
