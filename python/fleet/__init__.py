@@ -22,6 +22,7 @@ from fleet._attributes import ParamAttr
 from fleet._executor import CPUPlace, CUDAPlace, is_compiled_with_cuda
 from fleet._framework import seed
 from fleet._layers import define as _define
+from fleet._trainer import Trained, Trainer
 from fleet._sizes import full, shape
 from fleet.reader import batch
 from fleet._version import __version__

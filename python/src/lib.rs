@@ -26,6 +26,7 @@ mod servers;
 mod session;
 mod strategy;
 mod topology;
+mod trainer;
 
 /// The module `fleet._fleet`.
 #[pyo3::pymodule(gil_used = true)]
