@@ -246,7 +246,7 @@ impl State {
         self.with_session(task, scope, |runner| runner.run(feed, fetch, out))
     }
 
-    /// Calls `call` with what runs the program, which is not the startup program of a job.
+    /// Calls `call` with the runner of a program that is not the startup program of a job.
     pub fn with_session<T>(
         &mut self,
         task: &Task,
