@@ -12,13 +12,13 @@ _LAYERS = "write the network with fleet.static.nn"
 _JOBS = "fleet.distributed.fleet.distributed_optimizer, with the gradients of all workers summed"
 _BRANCHES = "compute both branches and select: fleet.where"
 
+_MAP_STYLE = ["BatchSampler", "Dataset", "DistributedBatchSampler", "IterableDataset", "Sampler"]
+
 _NAMES = {
     "fleet": {
         "DataParallel": _JOBS,
         "Model": _LAYERS,
-        "batch": _FEED,
         "grad": "fleet.static.gradients",
-        "io": _FEED,
         "jit": "layers always write a program: fleet.static",
         "load": "fleet.static.load_vars or load_inference_model",
         "no_grad": "set stop_gradient of variables",
@@ -54,25 +54,20 @@ _NAMES = {
     "fleet.vision": {name: _FEED for name in ["datasets", "models", "transforms"]},
     "fleet.compat.fleetx": {},
     "fleet.fluid": {
-        "DataFeeder": _FEED,
-        "DatasetFactory": _FEED,
         "DistributeTranspiler": "on servers, fleet.distributed.fleet.distributed_optimizer with "
         "DistributedStrategy.a_sync; for mode 'nccl2', fleet.init(is_collective=True); "
         "programs by transpile() need the Rust API: fleet::servers",
         "DistributeTranspilerConfig": "fleet.distributed.fleet.DistributedStrategy; "
         "programs by transpile() need the Rust API: fleet::servers",
-        "core": _FEED,
         "dygraph": _LAYERS,
         "memory_optimize": "leave it out: the executor plans memory",
         "release_memory": "leave it out: the executor plans memory",
     },
     "fleet.fluid.layers": {
-        "py_reader": _FEED,
-        **{name: _BRANCHES for name in ["Switch", "While", "case", "cond", "while_loop"]},
+        name: _BRANCHES for name in ["Switch", "While", "case", "cond", "while_loop"]
     },
+    "fleet.io": {name: "fleet.io.DataLoader.from_generator" for name in _MAP_STYLE},
     "fleet.distributed": {
-        "InMemoryDataset": _FEED,
-        "QueueDataset": _FEED,
         "all_reduce": "fleet.distributed.fleet.util.all_reduce",
         "barrier": "fleet.distributed.fleet.barrier_worker",
         "get_rank": "fleet.distributed.fleet.worker_index",
@@ -81,10 +76,6 @@ _NAMES = {
         "spawn": "start the script with fleetrun",
     },
     "fleet.distributed.fleet": {
-        "InMemoryDataset": _FEED,
-        "MultiSlotDataGenerator": _FEED,
-        "MultiSlotStringDataGenerator": _FEED,
-        "QueueDataset": _FEED,
     },
 }
 

@@ -6,6 +6,7 @@
 //! so that lookups read the servers' tables.
 
 use crate::arrays::{array, tensor};
+use crate::dataset_pass::{PassSettings, Source, run_pass};
 use crate::error::{OrRaise, released};
 use crate::program::ProgramCell;
 use crate::scope::ScopeCell;
@@ -23,7 +24,7 @@ pub struct ExecutorCell {
     state: Mutex<Option<State>>,
 }
 
-struct State {
+pub struct State {
     /// The process that has the executor's threads: a fork of it has none.
     process: u32,
     executor: Executor,
@@ -49,12 +50,12 @@ impl Drop for ExecutorCell {
 /// A program to run, as it was when the run began.
 pub struct Task {
     program: Arc<ir::Program>,
-    host_rates: Vec<HostRate>,
+    pub host_rates: Vec<HostRate>,
     /// The job that the program was rewritten for.
-    job: Option<Arc<Job>>,
+    pub job: Option<Arc<Job>>,
     /// The job that the variables of the scope belong to.
     scope_job: Option<Arc<Job>>,
-    for_test: bool,
+    pub for_test: bool,
 }
 
 impl Task {
@@ -65,6 +66,15 @@ impl Task {
         Ok(Task { program, host_rates, job, scope_job: scope.job(), for_test: held.for_test })
     }
 
+    /// Returns the forward part, for evaluation, of a program that was not rewritten for a job.
+    fn for_test(self) -> PyResult<Task> {
+        if self.for_test || self.job.is_some() {
+            return Ok(self);
+        }
+        let program = Arc::new(self.program.clone_for_test().or_raise()?);
+        Ok(Task { program, host_rates: Vec::new(), for_test: true, ..self })
+    }
+
     /// Returns the job whose session the program opens.
     fn opens(&self) -> Option<&Arc<Job>> {
         let opens =
@@ -73,7 +83,7 @@ impl Task {
     }
 }
 
-/// What runs a program, with its variables in place.
+/// The object that runs a program, with its variables in place.
 pub enum Runner<'a> {
     /// A program of one process, or one that evaluates.
     Program { executor: &'a mut Executor, program: &'a ir::Program, scope: &'a mut Scope },
@@ -93,6 +103,29 @@ impl Runner<'_> {
             Runner::Worker(worker) => *out = worker.run(feed, fetch)?,
         }
         Ok(())
+    }
+}
+
+impl ExecutorCell {
+    /// Runs a call with the executor, unless it is closed or in use.
+    fn with_state<T>(&self, call: impl FnOnce(&mut State) -> PyResult<T>) -> PyResult<T> {
+        let mut state = self.state.try_lock().map_err(|_| {
+            PyRuntimeError::new_err(
+                "the executor runs in another thread\n  help: create an Executor for each thread",
+            )
+        })?;
+        let Some(state) = state.as_mut() else {
+            return Err(PyRuntimeError::new_err(
+                "the executor is closed\n  help: create another Executor",
+            ));
+        };
+        if state.process != std::process::id() {
+            return Err(PyRuntimeError::new_err(
+                "the executor belongs to the process that forked this one\n  \
+                 help: create the Executor after the fork",
+            ));
+        }
+        call(state)
     }
 }
 
@@ -119,46 +152,51 @@ impl ExecutorCell {
         scope: &Bound<'py, ScopeCell>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let task = Task::new(program.get(), scope.get())?;
-        let mut state = self.state.try_lock().map_err(|_| {
-            PyRuntimeError::new_err(
-                "the executor runs in another thread\n  help: create an Executor for each thread",
-            )
-        })?;
-        let Some(state) = state.as_mut() else {
-            return Err(PyRuntimeError::new_err(
-                "the executor is closed\n  help: create another Executor",
-            ));
-        };
-        if state.process != std::process::id() {
-            return Err(PyRuntimeError::new_err(
-                "the executor belongs to the process that forked this one\n  \
-                 help: create the Executor after the fork",
-            ));
+        self.with_state(|state| {
+            if let Some(job) = task.opens() {
+                scope.get().belong_to(job);
+                state.opened.push(Arc::downgrade(job));
+            }
+            let mut scope = scope.get().lock()?;
+            let mut tensors = Vec::with_capacity(feed.len());
+            for (name, value) in &feed {
+                let var = task.program.var(task.program.var_named(name).or_raise()?);
+                let what = format!("the value fed for '{name}'");
+                let old = state.fed.remove(name);
+                tensors.push(tensor(&what, value, var.dtype, old)?);
+            }
+            let names: Vec<&str> = feed.iter().map(|(name, _)| name.as_str()).collect();
+            let feeds: Vec<(&str, &Tensor)> = names.iter().copied().zip(&tensors).collect();
+            let fetch: Vec<&str> = fetch.iter().map(String::as_str).collect();
+            let mut fetched = std::mem::take(&mut state.fetched);
+            let scope = &mut *scope;
+            let run = || state.run(&task, scope, &feeds, &fetch, &mut fetched);
+            let arrays = released(py, run).and_then(|()| {
+                fetched.iter().map(|tensor| array(py, tensor)).collect::<PyResult<Vec<_>>>()
+            });
+            state.fetched = fetched;
+            state.fed.extend(feed.into_iter().map(|(name, _)| name).zip(tensors));
+            arrays
+        })
+    }
+
+    /// Runs a program on one pass of a dataset. `source` is a dataset, or the inputs of its batches
+    /// and a function that returns an iterator over them. Returns the number of batches.
+    fn run_dataset<'py>(
+        &self,
+        py: Python<'py>,
+        program: &Bound<'py, ProgramCell>,
+        source: Source<'py>,
+        scope: &Bound<'py, ScopeCell>,
+        settings: PassSettings,
+    ) -> PyResult<u64> {
+        let mut task = Task::new(program.get(), scope.get())?;
+        if settings.infers {
+            task = task.for_test()?;
         }
-        if let Some(job) = task.opens() {
-            scope.get().belong_to(job);
-            state.opened.push(Arc::downgrade(job));
-        }
-        let mut scope = scope.get().lock()?;
-        let mut tensors = Vec::with_capacity(feed.len());
-        for (name, value) in &feed {
-            let var = task.program.var(task.program.var_named(name).or_raise()?);
-            let what = format!("the value fed for '{name}'");
-            let old = state.fed.remove(name);
-            tensors.push(tensor(&what, value, var.dtype, old)?);
-        }
-        let names: Vec<&str> = feed.iter().map(|(name, _)| name.as_str()).collect();
-        let feeds: Vec<(&str, &Tensor)> = names.iter().copied().zip(&tensors).collect();
-        let fetch: Vec<&str> = fetch.iter().map(String::as_str).collect();
-        let mut fetched = std::mem::take(&mut state.fetched);
-        let scope = &mut *scope;
-        let run = || state.run(&task, scope, &feeds, &fetch, &mut fetched);
-        let arrays = released(py, run).and_then(|()| {
-            fetched.iter().map(|tensor| array(py, tensor)).collect::<PyResult<Vec<_>>>()
-        });
-        state.fetched = fetched;
-        state.fed.extend(feed.into_iter().map(|(name, _)| name).zip(tensors));
-        arrays
+        self.with_state(|state| {
+            run_pass(py, state, &task, source, &mut *scope.get().lock()?, settings)
+        })
     }
 
     /// Ends the threads and frees the memory.

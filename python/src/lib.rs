@@ -9,6 +9,8 @@
 mod args;
 mod arrays;
 mod commands;
+mod data;
+mod dataset_pass;
 mod error;
 mod executor;
 mod files;
@@ -30,6 +32,8 @@ mod topology;
 mod _fleet {
     #[pymodule_export]
     use crate::commands::{run_fleet, run_fleetrun};
+    #[pymodule_export]
+    use crate::data::{BatchesCell, DatasetCell};
     #[pymodule_export]
     use crate::executor::ExecutorCell;
     #[pymodule_export]

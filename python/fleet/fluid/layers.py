@@ -131,6 +131,37 @@ def embedding(
     )
 
 
+def py_reader(
+    capacity, shapes, dtypes, lod_levels=None, name=None, use_double_buffer=True
+):
+    """Adds inputs and returns their loader, whose batches `exe.run` takes. `read_file` returns the
+    inputs."""
+    from fleet.fluid.io import PyReader
+    from fleet.utils import unique_name
+
+    if len(dtypes) != len(shapes):
+        raise ValueError(f"py_reader(): dtypes: expected {len(shapes)} types, got {len(dtypes)}")
+    levels = lod_levels or [0] * len(shapes)
+    name = name or unique_name.generate("py_reader")
+    made = [
+        _data(f"{name}_slot_{index}", list(shape), dtype, level)  # noqa: F821
+        for index, (shape, dtype, level) in enumerate(zip(shapes, dtypes, levels))
+    ]
+    reader = PyReader(made, capacity, use_double_buffer, iterable=False)
+    reader.inputs = made
+    return reader
+
+
+def read_file(reader):
+    """Returns the inputs of a `py_reader`: one, or a list."""
+    return reader.inputs[0] if len(reader.inputs) == 1 else list(reader.inputs)
+
+
+def double_buffer(reader, place=None, name=None):
+    """Returns the reader, whose batches are always made ahead of time."""
+    return reader
+
+
 def flatten(x, axis=1, name=None):
     """Returns a matrix: the dimensions before ``axis``, and those from it on, each as one."""
     if axis != 1:

@@ -7,6 +7,7 @@ from fleet._executor import (
     CPUPlace,
     CUDAPlace,
     Executor,
+    FetchHandler,
     Scope,
     global_scope,
     scope_guard,

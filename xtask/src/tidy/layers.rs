@@ -8,7 +8,10 @@ const LAYERS: [(&str, &[&str]); 7] = [
     ("kernels", &["fleet-kernels"]),
     ("program", &["fleet-ir", "fleet-ops", "fleet-passes", "fleet-nn", "fleet-strategy"]),
     ("wire", &["fleet-net", "fleet-comm", "fleet-ps"]),
-    ("run", &["fleet-exec", "fleet-data", "fleet-synth", "fleet-metrics", "fleet-format"]),
+    (
+        "run",
+        &["fleet-exec", "fleet-data", "fleet-synth", "fleet-metrics", "fleet-format", "fleet-onnx"],
+    ),
     ("surface", &["fleet-launch", "fleet", "fleet-demo", "fleet-cli"]),
     ("dev", &["fleet-testhost", "fleet-testkit", "fleet-bench", "xtask"]),
 ];

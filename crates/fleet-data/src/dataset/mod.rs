@@ -7,11 +7,15 @@ mod file_list;
 mod memory;
 mod queue;
 mod shuffle;
+mod supplied;
+mod tensors;
 
 pub use exchange::{Exchange, InProcessExchange, sum_over};
 pub use memory::InMemoryDataset;
 pub use queue::QueueDataset;
 pub(crate) use shuffle::stable_hash;
+pub use supplied::SuppliedBatches;
+pub use tensors::TensorDataset;
 
 use crate::batch::{BatchLayout, BatchSource};
 use crate::lines::{LineFormat, LineReader, OnError, RecordReader};

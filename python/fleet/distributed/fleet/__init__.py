@@ -5,8 +5,10 @@ with parameter servers, servers hold the parameters, and workers send gradients 
 """
 
 from fleet._absent import absent as _absent
+from fleet._data_generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
+from fleet._datasets import DatasetBase, InMemoryDataset, QueueDataset
 
-from . import base, metrics, role_maker, utils
+from . import base, data_generator, metrics, role_maker, utils
 from ._job import init
 from ._optimizer import DistributedOptimizer, distributed_optimizer, minimize
 from ._servers import (

@@ -1,8 +1,7 @@
 """Communication between processes outside of programs, and file systems: ``fleet.util``."""
 
-import numpy as np
-
 from fleet import _fleet
+from fleet import _numpy as np
 
 from ._job import joined
 

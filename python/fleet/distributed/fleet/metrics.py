@@ -4,9 +4,8 @@ Each worker passes what it has counted: an array, a number, a variable, or the n
 ``scope`` (the global scope by default). All workers make the same calls, and get the same value.
 """
 
-import numpy as np
-
 from fleet import _executor
+from fleet import _numpy as np
 from fleet._executor import Scope, global_scope
 from fleet._framework import Variable
 

@@ -1,0 +1,95 @@
+//! Ops without a translation, and why.
+
+use fleet_ops::Registry;
+
+const TRAINING: &str = "it updates parameters or the state of a training";
+const RANKS: &str = "it communicates with other processes";
+const RANDOM: &str = "ONNX does not draw the same random numbers";
+const STATE: &str = "it keeps counts from one run to the next";
+
+const REASONS: &[(&str, &[&str])] = &[
+    (
+        TRAINING,
+        &[
+            "adadelta",
+            "adagrad",
+            "adam",
+            "adamax",
+            "adamw",
+            "allreduce_adam",
+            "allreduce_adamw",
+            "allreduce_momentum",
+            "allreduce_sgd",
+            "check_finite_and_unscale",
+            "dgc",
+            "dgc_momentum",
+            "fake_init",
+            "fused_adam",
+            "fused_adamw",
+            "fused_momentum",
+            "fused_sgd",
+            "lamb",
+            "lars_momentum",
+            "lr_schedule",
+            "momentum",
+            "nonzero_rows",
+            "rmsprop",
+            "sgd",
+            "update_loss_scaling",
+        ],
+    ),
+    (
+        RANKS,
+        &[
+            "alltoall",
+            "barrier",
+            "c_allgather",
+            "c_allgather_rows",
+            "c_allreduce_avg",
+            "c_allreduce_max",
+            "c_allreduce_min",
+            "c_allreduce_prod",
+            "c_allreduce_sum",
+            "c_broadcast",
+            "c_comm_init",
+            "c_concat",
+            "c_reduce_sum",
+            "c_reducescatter",
+            "c_split",
+            "c_sync_calc_stream",
+            "c_sync_comm_stream",
+            "distributed_push_sparse",
+            "fetch_barrier",
+            "listen_and_serv",
+            "recv",
+            "recv_v2",
+            "send",
+            "send_barrier",
+            "send_v2",
+        ],
+    ),
+    ("it moves values to other memory", &["offload_fetch", "offload_store"]),
+    (
+        RANDOM,
+        &["gaussian_random", "randint", "randperm", "truncated_gaussian_random", "uniform_random"],
+    ),
+    (STATE, &["auc"]),
+    ("branches of cond are translated in pairs", &["conditional_block"]),
+];
+
+const GRADIENT: &str = "it computes gradients";
+
+/// Returns why an op has no translation; `None` for other ops.
+pub(super) fn reason(name: &str) -> Option<&'static str> {
+    let found = REASONS.iter().find(|(_, names)| names.contains(&name));
+    match found {
+        Some((reason, _)) => Some(reason),
+        None => Registry::standard().forward_of(name).map(|_| GRADIENT),
+    }
+}
+
+/// Returns all names of the list.
+#[cfg(test)]
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    REASONS.iter().flat_map(|(_, names)| names.iter().copied())
+}
