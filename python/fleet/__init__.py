@@ -16,8 +16,8 @@ A network is written with layers, becomes a program, and is run by an executor::
 
 from fleet._absent import absent as _absent
 from fleet import _logging
-from fleet import core, distributed, fluid, io, metric, nn, optimizer, reader, regularizer, static
-from fleet import utils
+from fleet import core, distributed, fluid, io, metric, nn, onnx, optimizer, reader, regularizer
+from fleet import static, utils
 from fleet._attributes import ParamAttr
 from fleet._executor import CPUPlace, CUDAPlace, is_compiled_with_cuda
 from fleet._framework import seed
