@@ -305,6 +305,8 @@ try:
 except ValueError as error:
     assert name in str(error), error
     print("refused")
+# The launcher stops servers when the workers have ended.
+fleet.util.barrier("all")
 """
 
 
