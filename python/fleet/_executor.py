@@ -96,6 +96,8 @@ class ScopeVariable:
         """Returns the shape."""
         return self._meta()[0]
 
+    _get_dims = shape
+
     def _meta(self):
         meta = self._scope._cell.meta(self.name)
         if meta is None:

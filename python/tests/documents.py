@@ -34,7 +34,7 @@ class Listing:
 
     @property
     def text(self):
-        return textwrap.dedent("\n".join(text for _, text in self.lines)) + "\n"
+        return "\n".join(text for _, text in self.lines) + "\n"
 
 
 class Mend:
@@ -75,12 +75,21 @@ MENDS = [
     Mend("002:3018", "", "    ", "the indentation is lost at the break of the page"),
     Mend("002:3086", "[config.", "[config.\\", "a line that is wrapped"),
     Mend("002:3086", '["train_files_path"]', '["train_files_path"]]', "a bracket is missing"),
+    Mend("002:3198", "", "    ", "the indentation is lost at the break of the page", until=3199),
     Mend("002:3288", "dirname=path", "dirname=dirname", "another name of the variable"),
     Mend("002:3389", 'name="total_', 'name="total_\\', "a line that is wrapped"),
     Mend("002:3395", "fill_", "fill_\\", "a line that is wrapped"),
     Mend("002:3411", "/ float(global_", "/ float(global_\\", "a line that is wrapped"),
     Mend("002:3495", "fill_", "fill_\\", "a line that is wrapped"),
     Mend("002:3621", "paddle.metrics", "fleet.metrics", "the module of the function above"),
+    Mend("002:3738", "paddle.default", "paddle.static.default", "the module is static"),
+    Mend("002:3752", "dist_infer =", "\n    dist_infer =", "a line is printed as the rest of another"),
+    Mend("002:3771", "            except", "    except", "the indentation", until=3771),
+    Mend("002:3772", "        reader", "    reader", "the indentation"),
+    Mend("002:3800", "batch_", "batch_\\", "a line that is wrapped"),
+    Mend("002:3811", '\\n".', '\\n".\\', "a line that is wrapped"),
+    Mend("002:3814", "            except", "    except", "the indentation"),
+    Mend("002:3815", "        reader", "    reader", "the indentation"),
     Mend("003:195", "", "", "the line that begins the dictionary is missing"),
     Mend("003:196", "", "strategy.localsgd_configs = {", "the beginning of the line is missing"),
 ]
@@ -107,18 +116,26 @@ def _fenced(lines):
     for number, text in lines:
         if re.match(r"\s*(- )?```", text):
             if block:
-                yield _trimmed(block)
+                yield _without_blanks(block)
             block = [] if block is None else None
         elif block is not None:
             block.append((number, text))
 
 
-def _trimmed(block):
+def _without_blanks(block):
+    """Returns the block without blank lines at its ends."""
     while block and not block[0][1].strip():
         block = block[1:]
     while block and not block[-1][1].strip():
         block = block[:-1]
     return block or [(0, "")]
+
+
+def _trimmed(block):
+    """Returns the block also without the margin of all lines."""
+    block = _without_blanks(block)
+    text = textwrap.dedent("\n".join(text for _, text in block))
+    return list(zip([number for number, _ in block], text.split("\n")))
 
 
 def _indented(lines):
