@@ -493,6 +493,15 @@ def test_roles(raises, monkeypatch):
     wrong = fleet.UserDefinedRoleMaker(server_endpoints=["127.0.0.1:port"])
     raises(ValueError, ["server_endpoints", "127.0.0.1:port"], lambda: fleet.init(wrong))
     raises(TypeError, ["worker_num"], lambda: fleet.UserDefinedRoleMaker(worker_num="2"))
+    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:4001")
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "1")
+    monkeypatch.setenv("TRAINING_ROLE", "FOO")
+    raises(ValueError, ["TRAINING_ROLE", "PSERVER", "FOO"], fleet.init)
+    monkeypatch.setenv("TRAINING_ROLE", "COORDINATOR")
+    raises(NotImplementedError, ["coordinators", "--worker_num"], fleet.init)
+    monkeypatch.setenv("TRAINING_ROLE", "TRAINER")
+    raises(ValueError, ["PADDLE_TRAINER_ID"], fleet.init)
+    monkeypatch.delenv("PADDLE_PSERVERS_IP_PORT_LIST")
     raises(ValueError, ["role", "7"], lambda: fleet.init(fleet.UserDefinedRoleMaker(role=7)))
 
 

@@ -32,7 +32,13 @@ def init(role_maker=None, is_collective=False, strategy=None):
         )
     if strategy is not None and not isinstance(strategy, DistributedStrategy):
         raise TypeError(f"strategy: expected a DistributedStrategy, got {strategy!r}")
-    _job = _fleet.FleetCell.join(role_maker._topology())
+    place = role_maker._topology()
+    if place.role not in (Role.WORKER, Role.SERVER):
+        raise NotImplementedError(
+            "heterogeneous workers and coordinators are not supported\n  "
+            "help: start the job with servers and workers: fleetrun --server_num=1 --worker_num=2"
+        )
+    _job = _fleet.FleetCell.join(place)
     atexit.register(_finish, _job, os.getpid())
 
 
