@@ -52,7 +52,6 @@ _NAMES = {
     },
     "fleet.static.nn": {name: _BRANCHES for name in ["case", "cond", "switch_case", "while_loop"]},
     "fleet.vision": {name: _FEED for name in ["datasets", "models", "transforms"]},
-    "fleet.compat.fleetx": {},
     "fleet.fluid": {
         "DistributeTranspiler": "on servers, fleet.distributed.fleet.distributed_optimizer with "
         "DistributedStrategy.a_sync; for mode 'nccl2', fleet.init(is_collective=True); "
@@ -74,8 +73,6 @@ _NAMES = {
         "get_world_size": "fleet.distributed.fleet.worker_num",
         "init_parallel_env": "fleet.distributed.fleet.init(is_collective=True)",
         "spawn": "start the script with fleetrun",
-    },
-    "fleet.distributed.fleet": {
     },
 }
 

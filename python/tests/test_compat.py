@@ -173,7 +173,9 @@ def test_wrong_command_lines(tmp_path, args):
 
 def test_fleetrun_starts_scripts_for_paddle(tmp_path):
     script = "import paddle\nfrom paddle.distributed import fleet\n"
-    script += "fleet.init(is_collective=True)\nprint('rank', fleet.worker_index(), paddle.__name__)\n"
+    script += (
+        "fleet.init(is_collective=True)\nprint('rank', fleet.worker_index(), paddle.__name__)\n"
+    )
     (tmp_path / "train.py").write_text(script)
     call = [FLEETRUN, "--nproc_per_node=2", "--compat=paddle", "train.py"]
     ran = run(call, tmp_path)
@@ -203,6 +205,24 @@ def test_a_fetched_number_can_be_printed(paddle, exe):
     assert type(same) is np.ndarray
     compat.uninstall()
     assert type(exe.run(feed=feed, fetch_list=[mean])[0]) is np.ndarray
+
+
+def test_the_third_argument_of_a_save_may_be_its_mode(monkeypatch):
+    from fleet.distributed.fleet import _servers
+
+    class Job:
+        def has_servers(self):
+            return True
+
+    saves = []
+    monkeypatch.setattr(_servers, "joined", Job)
+    monkeypatch.setattr(_servers, "is_server", lambda: False)
+    monkeypatch.setattr(_servers, "is_first_worker", lambda: True)
+    monkeypatch.setattr(_servers._fleet, "save_tables", lambda job, *given: saves.append(given))
+    fleet.distributed.fleet.save_persistables(None, "folder", 2)
+    fleet.distributed.fleet.save_persistables(None, "folder", None, 1)
+    fleet.distributed.fleet.save_persistables("folder")
+    assert [mode for _, mode, _ in saves] == [2, 1, 0]
 
 
 def first(reader, count=3):
@@ -305,6 +325,8 @@ def test_settings_of_fleetx(paddle, monkeypatch, raises):
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.5"])
     configs = X.parse_train_configs()
     assert (configs.lr, configs.momentum) == (0.5, 0.9)
-    raises(NotImplementedError, ["Downloader of the Rust API"], lambda: (
-        X.utils.Downloader().download_from_hdfs("fs.yaml")
-    ))
+    raises(
+        NotImplementedError,
+        ["Downloader of the Rust API"],
+        lambda: (X.utils.Downloader().download_from_hdfs("fs.yaml")),
+    )

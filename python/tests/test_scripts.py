@@ -27,7 +27,7 @@ def run(call, script, folder, *args):
 
 
 @pytest.mark.parametrize("call", [ALONE, TWO], ids=["alone", "two"])
-@pytest.mark.parametrize("script", ["strategies.py", "fluid_style.py", "metrics.py"])
+@pytest.mark.parametrize("script", ["strategies.py", "fluid_style.py", "metrics.py", "resnet.py"])
 def test_collective(tmp_path, script, call):
     run(call, script, tmp_path)
 
@@ -43,3 +43,9 @@ def test_layers(tmp_path):
 )
 def test_parameter_servers(tmp_path, call, mode):
     run(call, "servers.py", tmp_path, mode)
+
+
+@pytest.mark.parametrize("call", [ALONE, SERVERS], ids=["alone", "servers"])
+@pytest.mark.parametrize("script", ["wide_deep.py", "word2vec.py"])
+def test_data_on_servers(tmp_path, script, call):
+    run(call, script, tmp_path)
