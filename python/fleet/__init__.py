@@ -16,12 +16,13 @@ A network is written with layers, becomes a program, and is run by an executor::
 
 from fleet._absent import absent as _absent
 from fleet import _logging
-from fleet import core, distributed, fluid, io, metric, nn, optimizer, reader, regularizer, static
-from fleet import utils
+from fleet import core, distributed, fluid, io, metric, nn, onnx, optimizer, reader, regularizer
+from fleet import static, utils
 from fleet._attributes import ParamAttr
 from fleet._executor import CPUPlace, CUDAPlace, is_compiled_with_cuda
 from fleet._framework import seed
 from fleet._layers import define as _define
+from fleet._trainer import Trained, Trainer
 from fleet._sizes import full, shape
 from fleet.reader import batch
 from fleet._version import __version__

@@ -22,7 +22,6 @@ _NAMES = {
         "jit": "layers always write a program: fleet.static",
         "load": "fleet.static.load_vars or load_inference_model",
         "no_grad": "set stop_gradient of variables",
-        "onnx": "fleet.static.save_inference_model",
         "save": "fleet.static.save_vars or save_inference_model",
         "set_device": "leave it out: programs run on the CPU",
         "to_tensor": "feed arrays; constants: fleet.full",

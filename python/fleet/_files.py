@@ -49,15 +49,9 @@ def load_params(executor, dirname, main_program=None, filename=None):
 
 def save_inference_model(path_prefix, feed_vars, fetch_vars, executor, program=None):
     """Saves the part of a program that computes ``fetch_vars`` from ``feed_vars``."""
-    feeds, targets = _listed("feed_vars", feed_vars), _listed("fetch_vars", fetch_vars)
-    if program is None:
-        program = targets[0].program if targets and isinstance(targets[0], Variable) else None
-        program = program or default_main_program()
-    for name in _names(feeds):
-        if not program.var(name).is_data:
-            raise ValueError(f"feed_vars: '{name}' is not an input of the program")
+    program, _, targets = _model_vars(feed_vars, fetch_vars, program)
     _fleet.save_inference_model(
-        os.fspath(path_prefix), program._cell, _names(targets), global_scope()._cell
+        os.fspath(path_prefix), program._cell, targets, global_scope()._cell
     )
 
 
@@ -69,6 +63,18 @@ def load_inference_model(path_prefix, executor):
     )
     program = Program._of(cell)
     return [program, feeds, [program.var(name) for name in targets]]
+
+
+def _model_vars(feed_vars, fetch_vars, program):
+    """Returns the program of a model, and the names of its inputs and results."""
+    feeds, targets = _listed("feed_vars", feed_vars), _listed("fetch_vars", fetch_vars)
+    if program is None:
+        program = targets[0].program if targets and isinstance(targets[0], Variable) else None
+        program = program or default_main_program()
+    for name in _names(feeds):
+        if not program.var(name).is_data:
+            raise ValueError(f"feed_vars: '{name}' is not an input of the program")
+    return program, _names(feeds), _names(targets)
 
 
 def _listed(what, given):

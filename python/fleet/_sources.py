@@ -44,6 +44,11 @@ class TableDataset:
             self._epoch += 1
         return self._cell
 
+    def _epochs(self):
+        """Returns the dataset for a trainer, which shuffles it in each epoch."""
+        self._cell.shuffle_by(self._seed if self._shuffle else None)
+        return self._cell
+
     def __iter__(self):
         """Iterates over the batches of a pass, as feeds: dicts of arrays."""
         return self._source().batches()

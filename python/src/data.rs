@@ -245,6 +245,14 @@ impl DatasetCell {
         Ok(())
     }
 
+    /// Sets the seed by which a trainer shuffles the rows of arrays in each epoch.
+    fn shuffle_by(&self, seed: Option<u64>) -> PyResult<()> {
+        if let Held::Tensors(dataset) = &mut *self.lock()? {
+            dataset.shuffle_by(seed);
+        }
+        Ok(())
+    }
+
     /// Returns the number of batches of a pass, if it is known.
     fn batch_count(&self) -> PyResult<Option<u64>> {
         Ok(self.lock()?.dataset().batch_count())

@@ -57,19 +57,26 @@ pub fn run_pass(
             released(py, || run(state, task, held.dataset(), scope, &settings, &raised))
         }
         Source::Iterable((inputs, start)) => {
-            let inputs = typed(inputs)?;
-            released(py, || {
-                let dataset = SuppliedBatches::new(&inputs, || {
-                    let iterator = Python::attach(|py| start.call0(py));
-                    let iterator = raised.keep(iterator)?;
-                    let (inputs, raised) = (Arc::clone(&inputs), raised.clone());
-                    Ok(Box::new(IteratorSource { iterator, inputs, raised }))
-                });
-                run(state, task, &dataset, scope, &settings, &raised)
-            })
+            let dataset = supplied(inputs, start, &raised)?;
+            released(py, || run(state, task, &dataset, scope, &settings, &raised))
         }
     };
     raised.or(pass)
+}
+
+/// Returns the batches of an iterator of Python that each pass starts.
+pub fn supplied(
+    inputs: Vec<(String, String)>,
+    start: Py<PyAny>,
+    raised: &Raised,
+) -> PyResult<impl Dataset + Send + Sync + use<>> {
+    let (inputs, raised) = (typed(inputs)?, raised.clone());
+    let named = Arc::clone(&inputs);
+    Ok(SuppliedBatches::new(&named, move || {
+        let iterator = raised.keep(Python::attach(|py| start.call0(py)))?;
+        let (inputs, raised) = (Arc::clone(&inputs), raised.clone());
+        Ok(Box::new(IteratorSource { iterator, inputs, raised }))
+    }))
 }
 
 fn typed(inputs: Vec<(String, String)>) -> PyResult<Arc<Vec<(String, DType)>>> {

@@ -11,11 +11,13 @@ use crate::error::{OrRaise, released};
 use crate::program::ProgramCell;
 use crate::scope::ScopeCell;
 use crate::session::{Job, Plan, Stage, scope_of, scope_of_worker, with_variables};
+use crate::trainer::{self, TrainSettings};
 use fleet::nn::HostRate;
 use fleet::servers::Worker;
 use fleet::{Error, ExecOptions, Executor, Result, Scope, Session, Tensor, ir, set_host_rates};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -199,6 +201,23 @@ impl ExecutorCell {
         })
     }
 
+    /// Trains the main program of a job by the loop of the trainer. Returns its result, as a dict.
+    fn train<'py>(
+        &self,
+        py: Python<'py>,
+        program: &Bound<'py, ProgramCell>,
+        data: Source<'py>,
+        validation: Option<Source<'py>>,
+        scope: &Bound<'py, ScopeCell>,
+        settings: TrainSettings,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let task = Task::new(program.get(), scope.get())?;
+        self.with_state(|state| {
+            let scope = &mut *scope.get().lock()?;
+            trainer::train(py, state, &task, data, validation, scope, &settings)
+        })
+    }
+
     /// Ends the threads and frees the memory.
     fn close(&self) -> PyResult<()> {
         let busy = |_| PyRuntimeError::new_err("the executor runs in another thread");
@@ -227,7 +246,7 @@ impl State {
         self.with_session(task, scope, |runner| runner.run(feed, fetch, out))
     }
 
-    /// Calls `call` with what runs the program, which is not the startup program of a job.
+    /// Calls `call` with the runner of a program that is not the startup program of a job.
     pub fn with_session<T>(
         &mut self,
         task: &Task,

@@ -19,6 +19,7 @@ mod interrupt;
 mod job;
 mod layers;
 mod notes;
+mod onnx;
 mod optimizer;
 mod program;
 mod scope;
@@ -26,6 +27,7 @@ mod servers;
 mod session;
 mod strategy;
 mod topology;
+mod trainer;
 
 /// The module `fleet._fleet`.
 #[pyo3::pymodule(gil_used = true)]
@@ -46,6 +48,8 @@ mod _fleet {
     use crate::layers::{call, layer_docs, signatures};
     #[pymodule_export]
     use crate::notes::{end_notes, log_notes};
+    #[pymodule_export]
+    use crate::onnx::{export_onnx, export_onnx_model};
     #[pymodule_export]
     use crate::optimizer::{apply_gradients, backward, gradients, minimize};
     #[pymodule_export]

@@ -6,7 +6,7 @@ use crate::program::ProgramCell;
 use crate::session::{Job, Plan, Stage, Working, scope_of, scope_of_worker, with_variables};
 use fleet::nn::Programs;
 use fleet::ops::Registry;
-use fleet::ps::{SaveFormat, SaveMode};
+use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{ServerJob, Worker};
 use fleet::{Error, ExecOptions, Executor, Result, Scope, Session, ir};
 use pyo3::exceptions::PyRuntimeError;
@@ -15,19 +15,24 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 /// Creates this server's part of the tables and listens. `dir` is a save, from which the tables of
-/// rows are loaded: all that it has, or those of the named parameters.
+/// rows are loaded: all that it has, or those of the named parameters. With `durable`, the tables
+/// are kept in that folder instead.
 #[pyfunction]
 pub fn init_server(
     py: Python<'_>,
     cell: &Bound<'_, FleetCell>,
     dir: Option<PathBuf>,
     names: Option<Vec<String>>,
+    durable: Option<PathBuf>,
 ) -> PyResult<()> {
     let (fleet, job) = (&cell.get().fleet, cell.get().job()?);
     let server = released(py, || {
         let job = server_job(&job)?;
         match (&dir, &names) {
-            (None, _) => fleet.init_server(job),
+            (None, _) => match &durable {
+                Some(folder) => fleet.init_durable_server(job, Durability::in_folder(folder)),
+                None => fleet.init_server(job),
+            },
             (Some(dir), None) => fleet.init_server_incremental(job, dir),
             (Some(dir), Some(names)) => {
                 let names: Vec<&str> = names.iter().map(String::as_str).collect();

@@ -10,9 +10,9 @@ const MANIFEST: &str = "--manifest-path=python/Cargo.toml";
 
 /// Packages of every environment: the builder of wheels, and what the package needs.
 const BUILD: &[&str] = &["maturin>=1.7,<2", "numpy"];
-const TESTS: &[&str] = &["pytest"];
+const TESTS: &[&str] = &["mypy", "onnx>=1.16", "onnxruntime>=1.17", "pytest"];
 /// For tests that are skipped without them.
-const ALL_TESTS: &[&str] = &["mypy", "pandas", "pyarrow", "torch"];
+const ALL_TESTS: &[&str] = &["pandas", "pyarrow", "torch"];
 
 /// Installs a wheel into `target/python` and runs the tests; `args` go to pytest.
 pub fn run(root: &Path, args: &[&str]) -> Outcome {

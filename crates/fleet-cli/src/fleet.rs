@@ -6,7 +6,7 @@
 
 #[cfg(feature = "grpc")]
 use crate::ps;
-use crate::{data, doctor, durable, new};
+use crate::{data, doctor, durable, export, new};
 use clap::{Parser, Subcommand};
 use fleet::app::{Models, Tools, parse_args};
 use fleet_base::output::{ExitReason, Output};
@@ -38,6 +38,11 @@ enum Command {
     /// Generate data sets
     #[command(subcommand)]
     Data(data::DataCommand),
+    /// Write a saved model in the format of other programs
+    ///
+    /// An embedding table on parameter servers becomes a constant with the rows of the save; other
+    /// ids read as zeros.
+    Export(export::ExportArgs),
     /// Inspect the folders of durable parameter servers
     #[command(subcommand)]
     Durable(durable::Command),
@@ -71,6 +76,7 @@ fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitRea
         Command::New(args) => new::run(&args, out),
         Command::Demo(args) => fleet_demo::run(&args, &alone()?, out),
         Command::Data(command) => data::run(&command, out),
+        Command::Export(args) => export::run(&args, out),
         Command::Durable(command) => durable::run(&command, out),
         Command::Doctor(args) => doctor::run(&args, out),
         #[cfg(feature = "grpc")]

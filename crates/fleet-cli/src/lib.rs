@@ -6,6 +6,7 @@
 mod data;
 mod doctor;
 mod durable;
+mod export;
 mod fleet;
 mod fleetrun;
 mod new;

@@ -28,7 +28,7 @@ pub(crate) fn branches(exporter: &mut Exporter<'_>, ops: &[OpId]) -> Result<usiz
     else {
         return Ok(0);
     };
-    let results = results(program, *first);
+    let results = results(program, *first, *second);
     let condition = exporter.read(program.op(*first).input("Cond")[0])?;
     let scalar = exporter.graph.ints(&[])?;
     let condition = exporter.graph.node("Reshape", &[condition, scalar], Vec::new());
@@ -51,24 +51,19 @@ fn is_opposite(program: &Program, first: OpId, second: OpId) -> bool {
     let negates = program.root_ops().any(|(_, op)| {
         op.name() == "logical_not" && op.input("X") == [*yes] && op.output("Out") == [*no]
     });
-    other.name() == BLOCK && negates && results(program, first) == results(program, second)
+    other.name() == BLOCK && negates
 }
 
-/// Returns the variables that a branch writes and that outlive it, in order.
-fn results(program: &Program, op: OpId) -> Vec<VarId> {
-    let Some(block) = program.op(op).sub_block() else { return Vec::new() };
-    let mut writes = HashSet::new();
-    program.writes_of(op, &mut writes);
-    let mut around = HashSet::new();
-    let mut next = program.block(block).parent;
-    while let Some(parent) = next {
-        around.insert(parent);
-        next = program.block(parent).parent;
-    }
-    let mut outer: Vec<VarId> =
-        writes.into_iter().filter(|var| around.contains(&program.var(*var).block)).collect();
-    outer.sort_unstable();
-    outer
+/// Returns the variables that both branches write, in order. Others are of one branch.
+fn results(program: &Program, first: OpId, second: OpId) -> Vec<VarId> {
+    let [one, other] = [first, second].map(|op| {
+        let mut writes = HashSet::new();
+        program.writes_of(op, &mut writes);
+        writes
+    });
+    let mut both: Vec<VarId> = one.intersection(&other).copied().collect();
+    both.sort_unstable();
+    both
 }
 
 /// Translates a block. Values that it writes are gone after it.

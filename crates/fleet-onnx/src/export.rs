@@ -15,6 +15,7 @@ use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_ops::Registry;
 use fleet_tensor::Tensor;
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 
 /// Options of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,16 +24,26 @@ pub struct OnnxOptions {
     pub opset: i64,
     /// Limit on the rows of an embedding table.
     pub table_rows_max: u64,
+    /// The inputs, in order; those that the results do not need are left out. If empty, all inputs
+    /// that are needed, in the order of the program.
+    pub feeds: Vec<String>,
 }
 
 impl Default for OnnxOptions {
     fn default() -> Self {
-        OnnxOptions { opset: OPSETS.0, table_rows_max: TABLE_ROWS_MAX }
+        OnnxOptions {
+            opset: *OnnxOptions::OPSETS.start(),
+            table_rows_max: TABLE_ROWS_MAX,
+            feeds: Vec::new(),
+        }
     }
 }
 
-/// The first and the last supported op set.
-const OPSETS: (i64, i64) = (17, 23);
+impl OnnxOptions {
+    /// The supported op sets.
+    pub const OPSETS: RangeInclusive<i64> = 17..=23;
+}
+
 /// Default limit on rows: a table of width 50 then has 2 GB.
 const TABLE_ROWS_MAX: u64 = 10_000_000;
 /// Version of the op set with hash tables.
@@ -64,10 +75,10 @@ pub fn export(
     values: &mut dyn Values,
     options: &OnnxOptions,
 ) -> Result<OnnxModel> {
-    let (least, most) = OPSETS;
-    if !(least..=most).contains(&options.opset) {
+    let known = OnnxOptions::OPSETS;
+    if !known.contains(&options.opset) {
         return Err(Error::unsupported("unsupported ONNX op set")
-            .expected(format!("{least} to {most}"))
+            .expected(format!("{} to {}", known.start(), known.end()))
             .got(options.opset));
     }
     if targets.is_empty() {
@@ -83,9 +94,9 @@ pub fn export(
         graph: Graph::default(),
         held: HashMap::new(),
     };
-    exporter.inputs();
+    let feeds = exporter.inputs()?;
     exporter.block(Program::ROOT)?;
-    exporter.finish(&ids)
+    exporter.finish(&feeds, &ids)
 }
 
 /// Finds a target. Metrics and losses are gone from the evaluation part if they have state.
@@ -106,11 +117,30 @@ pub(crate) struct Exporter<'a> {
 }
 
 impl Exporter<'_> {
-    fn inputs(&mut self) {
-        for (id, var) in self.program.vars().filter(|(_, var)| var.is_data) {
-            let value = self.graph.named(&var.name);
-            self.held.insert(id, value);
+    /// Adds the inputs, and returns their variables.
+    fn inputs(&mut self) -> Result<Vec<VarId>> {
+        let data = self.program.vars().filter(|(_, var)| var.is_data);
+        let mut feeds: Vec<VarId> = data.map(|(id, _)| id).collect();
+        let wanted = &self.options.feeds;
+        if !wanted.is_empty() {
+            let place = |id: &VarId| {
+                let name = self.program.var_name(*id);
+                wanted.iter().position(|it| it == name).ok_or_else(|| {
+                    Error::invalid(format!("the results need the input '{name}'"))
+                        .got(format!("only {}", wanted.join(", ")))
+                        .help("add it to the inputs, or export results that do not need it")
+                })
+            };
+            let places = feeds.iter().map(place).collect::<Result<Vec<_>>>()?;
+            let mut order: Vec<(usize, VarId)> = places.into_iter().zip(feeds).collect();
+            order.sort_unstable();
+            feeds = order.into_iter().map(|(_, id)| id).collect();
         }
+        for id in &feeds {
+            let value = self.graph.named(self.program.var_name(*id));
+            self.held.insert(*id, value);
+        }
+        Ok(feeds)
     }
 
     /// Translates the ops of a block.
@@ -168,15 +198,13 @@ impl Exporter<'_> {
         Ok(value)
     }
 
-    fn finish(mut self, targets: &[VarId]) -> Result<OnnxModel> {
+    fn finish(mut self, feeds: &[VarId], targets: &[VarId]) -> Result<OnnxModel> {
         let names = DimNames::of(self.program, targets);
         let mut outputs = Vec::new();
         for id in targets {
             let value = self.read(*id)?;
             outputs.push(self.output(*id, value, &outputs));
         }
-        let feeds: Vec<VarId> =
-            self.program.vars().filter(|(_, var)| var.is_data).map(|(id, _)| id).collect();
         let node = self.graph.finish();
         let info = |id: &VarId, value: Value| ValueInfoProto {
             name: self.graph.final_name(value),

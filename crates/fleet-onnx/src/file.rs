@@ -235,3 +235,48 @@ fn begin_field(tag: u32, len: u64, out: &mut Vec<u8>) {
     encode_key(tag, WireType::LengthDelimited, out);
     encode_varint(len, out);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_models_have_two_files() {
+        let folder = std::env::temp_dir().join(format!("fleet-onnx-file-{}", std::process::id()));
+        fleet_base::file::make_folder(&folder).unwrap();
+        let path = folder.join("model.onnx");
+        let large = |value: f32| Tensor::from_slice(&[value; 300], [300]).unwrap();
+        let initializers = vec![
+            ("a".to_string(), large(1.0)),
+            ("small".to_string(), Tensor::from_slice(&[7.0f32], [1]).unwrap()),
+            ("b".to_string(), large(2.0)),
+        ];
+        let (head, graph) = (ModelProto::default(), GraphProto::default());
+        let model = OnnxModel { head, graph, initializers, opset: 17 };
+        let one = model.save_within(&path, u64::MAX).unwrap();
+        assert_eq!((one.has_data_file, one.bytes), (false, model.byte_len()));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), one.bytes);
+        assert!(!folder.join("model.onnx.data").exists());
+
+        let two = model.save_within(&path, 1000).unwrap();
+        let data = std::fs::read(folder.join("model.onnx.data")).unwrap();
+        let own = std::fs::read(&path).unwrap();
+        assert!(two.has_data_file && two.bytes == (data.len() + own.len()) as u64);
+        let graph = ModelProto::decode(&own[..]).unwrap().graph.unwrap();
+        let places: Vec<Vec<&str>> = graph
+            .initializer
+            .iter()
+            .map(|it| it.external_data.iter().map(|entry| &entry.value[..]).collect())
+            .collect();
+        let first = vec!["model.onnx.data", "0", "1200"];
+        assert_eq!(places, [first, vec![], vec!["model.onnx.data", "4096", "1200"]]);
+        assert_eq!(&data[4096..4100], 2f32.to_le_bytes());
+        assert_eq!(graph.initializer[1].raw_data.as_deref(), Some(&7f32.to_le_bytes()[..]));
+
+        let error = model.save_within(&path, 10).unwrap_err().to_string();
+        assert!(error.contains("does not fit an ONNX file"), "{error}");
+        let names: Vec<_> = std::fs::read_dir(&folder).unwrap().flatten().collect();
+        assert_eq!(names.len(), 2, "a temporary file was left");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -56,8 +56,8 @@ pub use merge::Merger;
 pub use progress::Progress;
 pub use push::{Ids, Push, Step, UniqueIds};
 pub use save::{
-    RemoteDir, SaveFormat, SaveFs, SaveOptions, SaveSource, Saved, SavedTable, TableIndex,
-    load_sparse, numbered_name, remote_url, save_sparse,
+    RemoteDir, SaveFormat, SaveFs, SaveOptions, SaveSource, Saved, SavedRows, SavedTable,
+    TableIndex, load_sparse, numbered_name, remote_url, save_sparse,
 };
 pub use seen::WorkerSeen;
 pub use server::{

@@ -49,6 +49,7 @@ pub mod metrics;
 mod model_average;
 mod nccl;
 mod numbers;
+mod onnx;
 mod optimizer;
 mod options;
 mod probe;
@@ -74,10 +75,12 @@ pub use fleet_comm::ReduceOp;
 pub use fleet_exec::{
     Device, ExecOptions, Executor, Interpreter, Memory, PlanSummary, Scope, Shares, Span, Trace,
 };
+pub use fleet_onnx::{OnnxOptions, WrittenOnnx};
 pub use fleet_passes::BuildOptions;
 pub use fleet_strategy::DistributedStrategy;
 pub use fleet_tensor::{DType, Element, Shape, Tensor, bf16, f16};
 pub use fleet_topology::Topology;
+pub use onnx::{export_onnx, export_onnx_model};
 pub use optimizer::DistributedOptimizer;
 pub use options::{exec_options, in_force};
 pub use rings::GroupRing;

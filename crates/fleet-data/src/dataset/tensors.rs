@@ -34,6 +34,8 @@ pub struct TensorDataset {
     batch_size: usize,
     drop_last: bool,
     threads: usize,
+    /// The seed of a new order in each epoch of a trainer.
+    seed: Option<u64>,
 }
 
 impl TensorDataset {
@@ -66,7 +68,8 @@ impl TensorDataset {
         );
         let order = Arc::new((0..count as u64).collect());
         let columns = Arc::new(columns);
-        Ok(TensorDataset { layout, columns, order, batch_size, drop_last: false, threads: 1 })
+        let (drop_last, threads, seed) = (false, 1, None);
+        Ok(TensorDataset { layout, columns, order, batch_size, drop_last, threads, seed })
     }
 
     /// Sets whether to drop an incomplete last batch.
@@ -80,6 +83,18 @@ impl TensorDataset {
         check_threads(threads)?;
         self.threads = threads;
         Ok(self)
+    }
+
+    /// Sets the seed by which a trainer shuffles the records in each epoch; `None` keeps the order.
+    pub fn shuffle_by(&mut self, seed: Option<u64>) {
+        self.seed = seed;
+    }
+
+    /// Shuffles the records for an epoch by the seed of [`TensorDataset::shuffle_by`], if any.
+    pub fn start_epoch(&mut self, epoch: u64) {
+        if let Some(seed) = self.seed {
+            self.shuffle_for_epoch(seed, epoch);
+        }
     }
 
     /// Shuffles the records for an epoch. The order is a function of the seed and the epoch.

@@ -221,7 +221,7 @@ impl SavedTable {
         SavedTable { id, name, kind, width, rule: rule.into(), params }
     }
 
-    fn is_rows(&self) -> bool {
+    pub(super) fn is_rows(&self) -> bool {
         self.kind == "sparse" || self.kind == "geo"
     }
 }

@@ -22,6 +22,7 @@ mod load;
 mod manifest;
 mod read;
 pub(crate) mod remote;
+mod rows;
 mod text;
 
 pub(crate) use index::{Found, FoundDense};
@@ -29,6 +30,7 @@ pub use index::{SavedTable, TableIndex};
 pub use load::load_sparse;
 pub(crate) use load::{Checked, check, load_checked};
 pub use remote::{RemoteDir, SaveFs, SaveSource, numbered_name, remote_url};
+pub use rows::SavedRows;
 
 use crate::io_error::io_error;
 use crate::sparse::Taken;

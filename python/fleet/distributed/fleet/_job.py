@@ -7,7 +7,7 @@ import traceback
 
 from fleet import _fleet
 
-from .role_maker import PaddleCloudRoleMaker, _RoleMaker
+from .role_maker import PaddleCloudRoleMaker, Role, _RoleMaker
 from .strategy import DistributedStrategy
 
 _job = None
@@ -33,14 +33,15 @@ def init(role_maker=None, is_collective=False, strategy=None):
     if strategy is not None and not isinstance(strategy, DistributedStrategy):
         raise TypeError(f"strategy: expected a DistributedStrategy, got {strategy!r}")
     _job = _fleet.FleetCell.join(role_maker._topology())
-    atexit.register(_finish, _job)
+    atexit.register(_finish, _job, os.getpid())
 
 
-def _finish(job):
+def _finish(job, process):
     # A worker that ends with an exception has not finished: the launcher stops the others.
     if job is not _job or getattr(sys, "last_type", None) is not None:
         return
-    if job.topology().role != 1:
+    # A fork has no part in the job.
+    if process != os.getpid() or job.topology().role != Role.WORKER:
         return
     try:
         _fleet.stop_worker(job)

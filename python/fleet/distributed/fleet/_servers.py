@@ -9,20 +9,26 @@ from ._job import joined, topology
 from .role_maker import Role
 
 
-def init_server(dirname=None, var_names=None):
+def init_server(dirname=None, var_names=None, *, durable=None):
     """Creates this server's part of the tables, and listens.
 
     ``dirname`` is a save: its tables of rows are loaded, all or those of the parameters in
     ``var_names``. Other tables start empty. Dense parameters come from worker 0, which loads them
     with ``static.load_vars`` before ``init_worker``.
+
+    ``durable`` is a folder in which the tables are kept: `fleetrun` starts a server that dies
+    again, and training resumes. It belongs to one job.
     """
+    if durable is not None and dirname is not None:
+        raise ValueError("durable conflicts with dirname: the folder has the tables of its own job")
     if var_names is not None:
         if dirname is None:
             raise ValueError("var_names: expected None without dirname")
         if isinstance(var_names, str):
             raise TypeError(f"var_names: expected a list of names, got {var_names!r}")
         var_names = [_name(item) for item in var_names]
-    _fleet.init_server(joined(), None if dirname is None else os.fspath(dirname), var_names)
+    dirname = None if dirname is None else os.fspath(dirname)
+    _fleet.init_server(joined(), dirname, var_names, None if durable is None else os.fspath(durable))
 
 
 def run_server():
@@ -100,11 +106,6 @@ def server_endpoints(to_string=False):
 def barrier_worker():
     """Waits until all workers have called it."""
     joined().barrier("worker")
-
-
-def has_servers():
-    """Returns whether the tables of the job are on parameter servers."""
-    return joined().has_servers()
 
 
 def save_persistables(executor, dirname=None, main_program=None, mode=0, *, format="binary"):

@@ -4,6 +4,7 @@ from fleet import _fleet
 from fleet import _numpy as np
 
 from ._job import joined
+from .role_maker import Role
 
 
 class UtilBase:
@@ -38,7 +39,7 @@ class UtilBase:
     def print_on_rank(self, message, rank_id):
         """Prints on one worker."""
         place = joined().topology()
-        if place.role == 1 and place.rank == rank_id:
+        if place.role == Role.WORKER and place.rank == rank_id:
             print(message, flush=True)
 
     def get_fs(self):

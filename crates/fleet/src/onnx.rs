@@ -1,0 +1,104 @@
+//! Exports models to ONNX files.
+
+use crate::save::{InferenceModel, load_inference_model};
+use fleet_base::{Error, Result};
+use fleet_exec::Scope;
+use fleet_ir::Program;
+use fleet_onnx::{OnnxOptions, TableRows, Values, WrittenOnnx, export};
+use fleet_ps::{SavedRows, TableIndex};
+use fleet_tensor::Tensor;
+use std::path::{Path, PathBuf};
+
+/// Writes the forward part of `program` that computes `targets`, with the variables that it reads,
+/// as an ONNX file. A model that was trained in half precision is exported in f32.
+///
+/// ```
+/// use fleet::prelude::*;
+/// # let file = std::env::temp_dir().join(format!("fleet-onnx-doc-{}.onnx", std::process::id()));
+/// let net = Net::new();
+/// let y = net.data("x", [-1, 2], DType::F32).fc(1);
+/// net.minimize(y.mean(), Sgd::new(0.1))?;
+/// let y = y.name();
+/// let session = Session::new(net.build()?, ExecOptions::default())?;
+/// // Here `file` ends in .onnx.
+/// let options = fleet::OnnxOptions::default();
+/// let main = &session.programs.main;
+/// let written = fleet::export_onnx(&file, main, &[&y], &session.scope, &options)?;
+/// assert_eq!((written.inputs, written.outputs), (vec!["x".to_string()], vec![y]));
+/// # std::fs::remove_file(&file).ok();
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub fn export_onnx(
+    path: impl AsRef<Path>,
+    program: &Program,
+    targets: &[&str],
+    scope: &Scope,
+    options: &OnnxOptions,
+) -> Result<WrittenOnnx> {
+    let mut values = ScopeValues { scope, tables: None };
+    export(program, targets, &mut values, options)?.save(path.as_ref())
+}
+
+/// Writes a model that [`save_inference_model`](crate::save_inference_model) saved as an ONNX file.
+/// The rows of tables on parameter servers come from the save that `dir` belongs to: see
+/// [`Worker::save_inference_model`](crate::servers::Worker::save_inference_model). An id without a
+/// row reads as zeros.
+///
+/// ```
+/// use fleet::prelude::*;
+/// # let dir = std::env::temp_dir().join(format!("fleet-onnx-model-{}", std::process::id()));
+/// # std::fs::create_dir_all(&dir).unwrap();
+/// let net = Net::new();
+/// let y = net.data("x", [-1, 2], DType::F32).fc(1).name();
+/// let session = Session::new(net.build()?, ExecOptions::default())?;
+/// let model = dir.join("model");
+/// fleet::save_inference_model(&model, &session.programs.main, &[&y], &session.scope)?;
+/// let options = fleet::OnnxOptions { opset: 18, ..Default::default() };
+/// let written = fleet::export_onnx_model(&model, dir.join("model.onnx"), &options)?;
+/// assert_eq!((written.opset, written.has_data_file), (18, false));
+/// # std::fs::remove_dir_all(&dir).ok();
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub fn export_onnx_model(
+    dir: impl AsRef<Path>,
+    path: impl AsRef<Path>,
+    options: &OnnxOptions,
+) -> Result<WrittenOnnx> {
+    let dir = dir.as_ref();
+    // A save of a job with servers has the model in a folder of its own.
+    let inner = dir.join(MODEL_FOLDER);
+    let (model, tables) = match TableIndex::is_at(dir) && inner.is_dir() {
+        true => (inner, Some(dir.to_path_buf())),
+        false => (dir.to_path_buf(), dir.parent().map(Path::to_path_buf)),
+    };
+    let InferenceModel { program, scope, targets, .. } = load_inference_model(model)?;
+    let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
+    let mut values = ScopeValues { scope: &scope, tables };
+    export(&program, &targets, &mut values, options)?.save(path.as_ref())
+}
+
+/// Folder of a save of servers with the program for inference.
+const MODEL_FOLDER: &str = "model";
+
+/// The values of a scope, and the rows of a save.
+struct ScopeValues<'a> {
+    scope: &'a Scope,
+    /// Folder of the tables' save.
+    tables: Option<PathBuf>,
+}
+
+impl Values for ScopeValues<'_> {
+    fn variable(&mut self, name: &str) -> Result<Tensor> {
+        self.scope.tensor(name)
+    }
+
+    fn table(&mut self, id: u32, row_count_max: u64) -> Result<TableRows> {
+        let Some(dir) = self.tables.as_ref().filter(|dir| TableIndex::is_at(dir)) else {
+            return Err(Error::invalid(format!("the rows of table {id} are on parameter servers"))
+                .help("save the model with Worker::save_inference_model, and export the save"));
+        };
+        let SavedRows { ids, width, values } = TableIndex::read(dir)?.rows(id, row_count_max)?;
+        let rows = Tensor::from_slice(&values, [ids.len() as i64, width as i64])?;
+        Ok(TableRows { ids: ids.into_iter().map(|id| id as i64).collect(), rows })
+    }
+}
