@@ -757,9 +757,38 @@ CASES = [
     Case("003-sharding", [*strategies("003", 304)], fails="sharding"),
     Case("003-sharding-configs", [*strategies("003", 318)], fails="sharding"),
     Case(
-        "004-servers", ["import paddle.fluid as fluid", "004:19"], fails="Rust API: fleet::servers"
+        "004-servers",
+        [
+            COLLECTIVE.replace("fleet.init(is_collective=True)", ""),
+            NETWORK,
+            "fluid.optimizer.SGD(0.1).minimize(loss)\n"
+            "trainer_id, main_program = 0, fluid.default_main_program()",
+            "004:19",
+            "print(t.get_trainer_program(), t.get_pserver_program('192.168.0.2:6174'))",
+        ],
+        shown=["send_barrier", "listen_and_serv"],
     ),
-    Case("004-nccl2", ["import paddle.fluid as fluid", "004:69"], fails="Rust API: fleet::servers"),
+    Case(
+        "004-nccl2",
+        [
+            COLLECTIVE.replace("fleet.init(is_collective=True)", "import os"),
+            NETWORK,
+            "fluid.optimizer.SGD(0.1).minimize(loss)\n"
+            "trainer_id = int(os.environ['PADDLE_TRAINER_ID'])\n"
+            "main_program = fluid.default_main_program()\n"
+            "startup_program = fluid.default_startup_program()",
+            "004:69",
+            "exe = fluid.Executor()\nexe.run(startup_program)\n"
+            "losses = [exe.run(main_program, feed, [loss])[0].item() for _ in range(9)]\n"
+            "print('falls', losses[-1] < losses[0])",
+        ],
+        how=TWO,
+        edits=[
+            ('"192.168.0.1:6174,192.168.0.2:6174"', "os.environ['PADDLE_TRAINER_ENDPOINTS']"),
+            ('"192.168.0.1:6174"', "os.environ['PADDLE_CURRENT_ENDPOINT']"),
+        ],
+        shown=["falls True"],
+    ),
 ]
 
 

@@ -79,8 +79,6 @@ plsc: Entry
 
 #: Names that are not supported, with a part of the error that tells the alternative.
 UNSUPPORTED = {
-    "paddle.fluid.DistributeTranspiler": "fleet::servers",
-    "paddle.fluid.DistributeTranspilerConfig": "fleet::servers",
     "plsc.Entry": "fleet.static.nn.fc",
 }
 

@@ -49,3 +49,17 @@ def test_parameter_servers(tmp_path, call, mode):
 @pytest.mark.parametrize("script", ["wide_deep.py", "word2vec.py"])
 def test_data_on_servers(tmp_path, script, call):
     run(call, script, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "call, args",
+    [
+        (SERVERS, ["pserver", "before"]),
+        (SERVERS, ["pserver", "after"]),
+        (SERVERS, ["pserver", "never"]),
+        (TWO, ["nccl2", "after"]),
+    ],
+    ids=["before", "after", "never", "nccl2"],
+)
+def test_a_transpiled_job(tmp_path, call, args):
+    run(call, "transpiler.py", tmp_path, *args)
