@@ -1,5 +1,5 @@
-//! `DistributeTranspiler` of the 1.x interface: programs that train alone, rewritten for servers and
-//! trainers by a list of endpoints.
+//! `DistributeTranspiler` of the 1.x interface: programs that train alone, rewritten for servers
+//! and trainers by a list of endpoints.
 
 use crate::args::wrong;
 use crate::error::{OrRaise, released};
