@@ -100,6 +100,9 @@ OF_NUMBERS = ("fleet.distributed.fleet.metrics",)
 MODULES_OF_LAYERS = ("fleet", "fleet.static", "fleet.static.nn", "fleet.nn.functional")
 MODULES_OF_LAYERS += ("fleet.fluid.layers", "fleet.metric", "fleet.fluid.contrib.layers")
 
+#: Longest line, less the indentation of a method.
+COLUMNS = 96
+
 HEADER = """from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -225,7 +228,8 @@ def _class(cls, imports):
     for name, kind in _fields(cls):
         lines.append(f"    {name}: {kind}")
     for name, value in vars(cls).items():
-        lines += ["    " + line for line in _method(cls, name, value)]
+        method = "\n".join(_method(cls, name, value)).splitlines()
+        lines += ["    " + line for line in method]
     return lines if len(lines) > 1 else [lines[0] + " ..."]
 
 
@@ -332,7 +336,10 @@ def _signature(function, name, result, of_numbers=False):
             after_star = True
         parts.append(_parameter(parameter, name, of_numbers))
         after_star |= parameter.kind is parameter.VAR_POSITIONAL
-    return f"def {name}({', '.join(parts)}) -> {result}: ..."
+    line = f"def {name}({', '.join(parts)}) -> {result}: ..."
+    if len(line) <= COLUMNS:
+        return line
+    return "\n".join([f"def {name}(", *(f"    {part}," for part in parts), f") -> {result}: ..."])
 
 
 def _parameter(parameter, function, of_numbers):
