@@ -44,7 +44,7 @@ class TableDataset:
             self._epoch += 1
         return self._cell
 
-    def __iter__(self):
+    def __iter__(self) -> "Iterator[dict[str, Any]]":
         """Iterates over the batches of a pass, as feeds: dicts of arrays."""
         return self._source().batches()
 
