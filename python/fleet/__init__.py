@@ -15,21 +15,30 @@ A network is written with layers, becomes a program, and is run by an executor::
 """
 
 from fleet._absent import absent as _absent
-from fleet import distributed, fluid, metric, nn, onnx, optimizer, regularizer, static, utils
+from fleet import _logging
+from fleet import core, distributed, fluid, io, metric, nn, onnx, optimizer, reader, regularizer
+from fleet import static, utils
 from fleet._attributes import ParamAttr
-from fleet._executor import CPUPlace, CUDAPlace, is_compiled_with_cuda
+from fleet._executor import (
+    CPUPlace,
+    CUDAPlace,
+    get_device,
+    is_compiled_with_cuda,
+    set_device,
+)
 from fleet._framework import seed
 from fleet._layers import define as _define
+from fleet._trainer import Trained, Trainer
+from fleet._sizes import full, shape
+from fleet.reader import batch
 from fleet._version import __version__
 
 _define(
     globals(),
     """
     cast(x, dtype)
-    full(shape, fill_value, dtype='float32', name=None)
     full_like(x, fill_value, name=None)
     arange(start, end, step=1, dtype='int64')
-    shape(input)
     assign(x, output=None)
     scale(x, scale=1.0, bias=0.0, name=None)
     add(x, y, name=None) = elementwise_add
@@ -134,4 +143,6 @@ int32 = "int32"
 int64 = "int64"
 uint8 = "uint8"
 
-__getattr__ = _absent(__name__)
+_logging.start()
+
+__getattr__ = _absent(__name__, lazy=("compat", "dataset", "vision"))

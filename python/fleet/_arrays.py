@@ -6,12 +6,13 @@ import numpy as np
 def as_array(what, value, dtype):
     """Returns ``value`` as a contiguous array of this type, in native byte order.
 
-    An array must have the type already, in any layout and byte order. Numbers and lists are
+    An array must have the type already, in any layout and byte order, or be a tensor of another
+    library, which has ``__array__`` or ``__dlpack__``. Numbers and lists are
     converted if the type can hold them.
     """
     wanted = np.dtype(dtype)
-    if hasattr(value, "__array__"):
-        array = np.asarray(value)
+    if hasattr(value, "__array__") or hasattr(value, "__dlpack__"):
+        array = _read(what, value)
         if array.dtype.newbyteorder("=") != wanted:
             raise ValueError(_wrong(what, dtype, array))
         return _contiguous(array, wanted)
@@ -28,6 +29,15 @@ def as_array(what, value, dtype):
     if wanted.kind == "f" and np.any(np.isinf(converted) & np.isfinite(array)):
         raise ValueError(f"{what}: expected {dtype}, got a number that is too large for it")
     return converted
+
+
+def _read(what, value):
+    """Returns an array, or a tensor of another library, as an array of NumPy."""
+    try:
+        return np.asarray(value) if hasattr(value, "__array__") else np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        # Such as a tensor of a GPU, or one that records gradients.
+        raise ValueError(f"{what}: cannot read {type(value).__name__} as an array: {error}")
 
 
 def _contiguous(array, dtype):

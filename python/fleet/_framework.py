@@ -6,6 +6,7 @@ every call passes them to Rust, where programs are values.
 
 import contextlib
 import sys
+import warnings
 
 from fleet import _fleet
 
@@ -23,6 +24,10 @@ class Program:
         program = cls.__new__(cls)
         program._cell = cell
         return program
+
+    def _begin(self, executor, scope):
+        """What a kind of program does before a run. Returns whether that was the run."""
+        return False
 
     @staticmethod
     def parse(text):
@@ -324,13 +329,23 @@ _state = _State()
 
 def user_line():
     """Returns ``file:line`` of the innermost caller outside of this package."""
+    file, line = _caller()
+    return f"{file}:{line}" if line else file
+
+
+def warn_user(text, category=UserWarning):
+    """Warns at the line of the innermost caller outside of this package."""
+    warnings.warn_explicit(text, category, *_caller())
+
+
+def _caller():
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__") or ""
         if name != "fleet" and not name.startswith("fleet."):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
-    return "fleet"
+    return "fleet", 0
 
 
 def place():

@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 
 /// Returns `value` as a tensor of this type, and reuses `old` if it has the type and shape. `what`
 /// names the value in errors.
@@ -21,6 +22,7 @@ pub fn tensor(
     dtype: DType,
     old: Option<Tensor>,
 ) -> PyResult<Tensor> {
+    load_numpy(value.py())?;
     match copied(value, dtype, old)? {
         (Some(tensor), _) => Ok(tensor),
         (None, old) => {
@@ -33,6 +35,12 @@ pub fn tensor(
             })
         }
     }
+}
+
+/// Imports NumPy at the first use, where Ctrl-C may come: the crate `numpy` would panic.
+fn load_numpy(py: Python<'_>) -> PyResult<()> {
+    static LOADED: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    LOADED.get_or_try_init(py, || py.import("numpy").map(Bound::unbind)).map(drop)
 }
 
 /// Returns the name of the type in NumPy.
@@ -116,6 +124,7 @@ fn shape_of(sizes: &[usize]) -> PyResult<Shape> {
 /// Returns a row-major tensor as a new array. NumPy has no bfloat16, so such tensors are widened to
 /// float32, which is exact.
 pub fn array<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyAny>> {
+    load_numpy(py)?;
     match tensor.dtype() {
         DType::Bool => {
             let values: Vec<bool> = tensor.as_bytes().iter().map(|byte| *byte != 0).collect();

@@ -1,11 +1,13 @@
 //! Errors of Fleet as exceptions of Python.
 
+use crate::interrupt::Call;
 use fleet::{Error, ErrorKind};
 use pyo3::PyErr;
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
 
 /// Returns the exception for an error: `ValueError` for what the caller gave, `NotImplementedError`
 /// (which is a `RuntimeError`) for what Fleet does not support, and `RuntimeError` for the rest.
@@ -40,10 +42,55 @@ pub fn guarded<T>(call: impl FnOnce() -> T) -> fleet::Result<T> {
     })
 }
 
-/// Runs a call of Rust without the interpreter's lock.
+/// Runs a call of Rust without the interpreter's lock. If Ctrl-C has ended it, that is its error.
 pub fn released<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> fleet::Result<T> + Send,
 ) -> PyResult<T> {
-    py.detach(|| guarded(call)).and_then(|made| made).or_raise()
+    let ended = py.detach(|| {
+        let _call = Call::begin();
+        guarded(call)
+    });
+    let ended = ended.and_then(|made| made);
+    if ended.is_err() {
+        py.check_signals()?;
+    }
+    ended.or_raise()
+}
+
+/// The exception of Python code that Rust has called, which takes the place of the error that then
+/// comes back from Rust.
+#[derive(Clone, Default)]
+pub struct Raised {
+    first: Arc<Mutex<Option<PyErr>>>,
+}
+
+impl Raised {
+    /// Keeps the exception of a call, and returns an error in place of it.
+    pub fn keep<T>(&self, called: PyResult<T>) -> fleet::Result<T> {
+        called.map_err(|exception| {
+            let error = Error::unavailable(format!("exception in Python: {exception}"));
+            if let Ok(mut first) = self.first.lock() {
+                first.get_or_insert(exception);
+            }
+            error
+        })
+    }
+
+    /// Runs the handlers of signals, such as Ctrl-C. Returns an error if they or an earlier call
+    /// have raised an exception.
+    pub fn check(&self) -> fleet::Result<()> {
+        if self.first.lock().is_ok_and(|first| first.is_some()) {
+            return Err(Error::unavailable("exception in Python"));
+        }
+        self.keep(Python::attach(|py| py.check_signals()))
+    }
+
+    /// Returns the exception if there was one, else the result.
+    pub fn or<T>(&self, result: PyResult<T>) -> PyResult<T> {
+        match self.first.lock().ok().and_then(|mut first| first.take()) {
+            Some(exception) if result.is_err() => Err(exception),
+            _ => result,
+        }
+    }
 }

@@ -3,6 +3,8 @@
 use crate::error::released;
 use crate::program::ProgramCell;
 use crate::scope::ScopeCell;
+use crate::servers::load_vars_of_job;
+use crate::session::Plan;
 use pyo3::prelude::*;
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -25,7 +27,7 @@ pub fn save_vars(
 }
 
 /// Loads the variables that the program keeps between runs: all and the step, or those of these
-/// names.
+/// names. A worker of parameter servers also loads from a save of servers.
 #[pyfunction]
 pub fn load_vars(
     py: Python<'_>,
@@ -34,11 +36,16 @@ pub fn load_vars(
     scope: &Bound<'_, ScopeCell>,
     names: Option<HashSet<String>>,
 ) -> PyResult<()> {
+    let job = program.get().lock()?.job.clone();
     let (program, mut scope) = (program.get().program()?, scope.get().lock()?);
     let scope = &mut *scope;
-    released(py, || match names {
-        None => fleet::load_persistables(path, &program, scope),
-        Some(names) => {
+    released(py, || match (names, job) {
+        (None, _) => fleet::load_persistables(path, &program, scope),
+        (Some(names), Some(job)) if matches!(job.plan, Plan::Servers(_)) => {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            load_vars_of_job(&job, &path, &program, scope, &names)
+        }
+        (Some(names), _) => {
             fleet::load_vars_where(path, &program, scope, |var| names.contains(&var.name))
         }
     })

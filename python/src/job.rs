@@ -1,80 +1,92 @@
-//! This process as a member of its job, and programs rewritten for the job.
+//! This process as a member of its job: joining it, communication, and programs rewritten for it.
 
-use crate::error::{OrRaise, guarded, released};
+use crate::error::{OrRaise, exception, guarded, released};
 use crate::optimizer::optimizer;
 use crate::program::{Place, ProgramCell, id_in};
+use crate::session::{Job, Plan, Stage};
 use crate::strategy::StrategyCell;
-use fleet::ir;
+use crate::topology::TopologyCell;
 use fleet::nn::{Net, Programs};
-use fleet::topology::{Env, UserDefinedRoleMaker};
-use fleet::{Distributed, Fleet, ReduceOp};
-use pyo3::exceptions::PyValueError;
+use fleet::servers::Server;
+use fleet::topology::{Env, Mode};
+use fleet::{CommWorld, Error, Fleet, ReduceOp, ir};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use std::sync::Arc;
-
-/// A pair of programs that a strategy has rewritten, with the job that runs them.
-pub struct Job {
-    pub fleet: Arc<Fleet>,
-    pub distributed: Distributed,
-    /// Both programs as the rewrite has left them.
-    pub programs: Programs,
-}
+use std::sync::{Arc, Mutex};
 
 /// This process as a member of its job.
 #[pyclass(module = "fleet._fleet", frozen)]
 pub struct FleetCell {
-    fleet: Arc<Fleet>,
+    pub fleet: Arc<Fleet>,
+    /// The job of the last `minimize`.
+    job: Mutex<Option<Arc<Job>>>,
+    /// The server that `init_server` has made.
+    pub server: Mutex<Option<Server>>,
+}
+
+impl FleetCell {
+    /// Returns a cell for a job that has been joined.
+    pub fn of(fleet: Arc<Fleet>, job: Arc<Job>) -> FleetCell {
+        FleetCell { fleet, job: Mutex::new(Some(job)), server: Mutex::default() }
+    }
+
+    /// Returns the job of the last `minimize`.
+    pub fn job(&self) -> PyResult<Arc<Job>> {
+        let job = self.job.lock().ok().and_then(|job| job.clone());
+        job.ok_or_else(|| {
+            exception(
+                &Error::invalid("no network was minimized for the job").help(
+                    "call fleet.distributed_optimizer(optimizer, strategy).minimize(loss) first",
+                ),
+            )
+        })
+    }
 }
 
 #[pymethods]
 impl FleetCell {
-    /// Joins the collective job that the environment describes. Returns when all ranks have joined.
+    /// Joins a job. Returns when all ranks of a collective job have joined.
     #[staticmethod]
-    fn collective(py: Python<'_>) -> PyResult<FleetCell> {
-        let fleet = released(py, Fleet::collective)?;
-        Ok(FleetCell { fleet: Arc::new(fleet) })
+    fn join(py: Python<'_>, topology: &Bound<'_, TopologyCell>) -> PyResult<FleetCell> {
+        let topology = topology.get().topology().clone();
+        let fleet = released(py, || Fleet::init(topology, &Env::process()))?;
+        Ok(FleetCell { fleet: Arc::new(fleet), job: Mutex::default(), server: Mutex::default() })
     }
 
-    /// Joins a collective job as the worker that the program describes.
-    #[staticmethod]
-    fn described(
+    /// Returns this process's place in the job.
+    fn topology(&self) -> TopologyCell {
+        TopologyCell::from(self.fleet.topology().clone())
+    }
+
+    /// Returns whether the job has parameter servers, or its only process has their tables.
+    fn has_servers(&self) -> bool {
+        self.fleet.topology().mode() == Mode::ParameterServer
+    }
+
+    /// Returns whether a network was minimized for the job.
+    fn has_job(&self) -> bool {
+        self.job().is_ok()
+    }
+
+    /// Returns whether this process trains as a worker of parameter servers.
+    fn is_working(&self) -> PyResult<bool> {
+        let Ok(job) = self.job() else { return Ok(false) };
+        Ok(matches!(*job.stage().or_raise()?, Stage::Working(_)))
+    }
+
+    fn barrier(&self, py: Python<'_>, members: &str) -> PyResult<()> {
+        let members = comm_world("barrier", members)?;
+        released(py, || self.fleet.util().barrier_in(members))
+    }
+
+    fn all_reduce(
+        &self,
         py: Python<'_>,
-        current_id: usize,
-        worker_endpoints: Vec<String>,
-    ) -> PyResult<FleetCell> {
-        let endpoints =
-            fleet::topology::Endpoint::list("worker_endpoints", &worker_endpoints.join(","));
-        let roles = UserDefinedRoleMaker {
-            is_collective: true,
-            current_id,
-            worker_endpoints: endpoints.or_raise()?,
-            ..UserDefinedRoleMaker::default()
-        };
-        let fleet = released(py, || Fleet::with_roles(roles, &Env::process()))?;
-        Ok(FleetCell { fleet: Arc::new(fleet) })
-    }
-
-    fn worker_index(&self) -> usize {
-        self.fleet.worker_index()
-    }
-
-    fn worker_num(&self) -> usize {
-        self.fleet.worker_num()
-    }
-
-    fn is_first_worker(&self) -> bool {
-        self.fleet.is_first_worker()
-    }
-
-    fn worker_endpoints(&self) -> Vec<String> {
-        self.fleet.topology().worker_endpoints().iter().map(ToString::to_string).collect()
-    }
-
-    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        released(py, || self.fleet.barrier_worker())
-    }
-
-    fn all_reduce(&self, py: Python<'_>, input: Vec<f64>, mode: &str) -> PyResult<Vec<f64>> {
+        input: Vec<f64>,
+        mode: &str,
+        members: &str,
+    ) -> PyResult<Vec<f64>> {
+        let members = comm_world("all_reduce", members)?;
         let op = match mode {
             "sum" => ReduceOp::Sum,
             "max" => ReduceOp::Max,
@@ -85,11 +97,17 @@ impl FleetCell {
                 )));
             }
         };
-        released(py, || self.fleet.util().all_reduce(&input, op))
+        released(py, || self.fleet.util().all_reduce_in(&input, op, members))
     }
 
-    fn all_gather(&self, py: Python<'_>, input: Vec<f64>) -> PyResult<Vec<Vec<f64>>> {
-        released(py, || self.fleet.util().all_gather(&input))
+    fn all_gather(
+        &self,
+        py: Python<'_>,
+        input: Vec<f64>,
+        members: &str,
+    ) -> PyResult<Vec<Vec<f64>>> {
+        let members = comm_world("all_gather", members)?;
+        released(py, || self.fleet.util().all_gather_in(&input, members))
     }
 
     /// Returns this worker's share of a list of files.
@@ -97,13 +115,35 @@ impl FleetCell {
         Ok(self.fleet.util().get_file_shard(&files).or_raise()?.to_vec())
     }
 
-    /// Waits until all ranks have finished, and leaves the job.
-    fn finish(&self, py: Python<'_>) -> PyResult<()> {
-        released(py, || self.fleet.finish())
+    /// Computes a metric over all workers, from the counts of this one. A metric of one count
+    /// ignores the second.
+    fn metric(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        first: Vec<f64>,
+        second: Vec<f64>,
+    ) -> PyResult<Vec<f64>> {
+        let (first, second) = (&first[..], &second[..]);
+        released(py, || {
+            let metrics = self.fleet.metrics();
+            match name {
+                "sum" => metrics.sum(first),
+                "max" => metrics.max(first),
+                "min" => metrics.min(first),
+                "acc" => metrics.acc(first, second).map(|value| vec![value]),
+                "mae" => metrics.mae(first, second).map(|value| vec![value]),
+                "mse" => metrics.mse(first, second).map(|value| vec![value]),
+                "rmse" => metrics.rmse(first, second).map(|value| vec![value]),
+                "auc" => metrics.auc(first, second).map(|value| vec![value]),
+                other => Err(Error::invalid(format!("unknown metric '{other}'"))),
+            }
+        })
     }
 
-    /// Rewrites both programs to train on all ranks: backward pass, communication, update. Returns
-    /// the names of the applied strategies.
+    /// Rewrites both programs to train in the job: backward pass, communication, update. `rows`
+    /// updates the rows of tables instead of `with`. Returns the names of the applied strategies.
+    #[expect(clippy::too_many_arguments, reason = "one call of Python")]
     fn minimize(
         &self,
         main: &Bound<'_, ProgramCell>,
@@ -112,10 +152,16 @@ impl FleetCell {
         with: &Bound<'_, PyAny>,
         strategy: &Bound<'_, StrategyCell>,
         loss: u32,
+        rows: Option<Bound<'_, PyAny>>,
+        half_async: bool,
     ) -> PyResult<String> {
         let desc = optimizer(with)?;
         let strategy = strategy.get().strategy()?;
-        let optimizer = self.fleet.distributed_optimizer(desc, &strategy);
+        let mut optimizer = self.fleet.distributed_optimizer(desc, &strategy);
+        if let Some(rows) = &rows {
+            optimizer = optimizer.rows(crate::optimizer::optimizer(rows)?);
+        }
+        let optimizer = optimizer.half_async(half_async);
         let (mut held, mut start) = (main.get().lock()?, startup.get().lock()?);
         let loss = id_in(&held.program, loss)?;
         let mut names = place.names.get().lock()?;
@@ -127,24 +173,48 @@ impl FleetCell {
         programs.main.swap_name_counters(&mut names);
         // With `auto`, ranks wait for each other here.
         let source = &place.source;
+        let mode = self.fleet.topology().mode();
         let (mut programs, made) = main.py().detach(|| {
             let net = Net::from_programs(programs);
             let made = {
                 let _source = net.source_guard(source);
-                let minimize = || optimizer.minimize(&net, net.var_with_id(loss)?);
+                let minimize = || {
+                    let loss = net.var_with_id(loss)?;
+                    Ok(match mode {
+                        Mode::Collective => {
+                            Plan::Collective(Box::new(optimizer.minimize(&net, loss)?))
+                        }
+                        Mode::ParameterServer => {
+                            Plan::Servers(Box::new(optimizer.minimize_on_servers(&net, loss)?))
+                        }
+                    })
+                };
                 guarded(minimize).and_then(|made| made)
             };
             (net.into_parts().0, made)
         });
         programs.main.swap_name_counters(&mut names);
-        let distributed = made.or_raise()?;
-        let text = distributed.plan.chain_text();
+        let plan = made.or_raise()?;
+        let text = plan.chain_text();
         held.program = Arc::new(programs.main.clone());
         held.host_rates = programs.host_rates.clone();
         start.program = Arc::new(programs.startup.clone());
-        let fleet = Arc::clone(&self.fleet);
-        let job = Arc::new(Job { fleet, distributed, programs });
-        (held.job, start.job) = (Some(Arc::clone(&job)), Some(job));
+        let job = Arc::new(Job::new(Arc::clone(&self.fleet), plan, programs));
+        (held.job, start.job) = (Some(Arc::clone(&job)), Some(Arc::clone(&job)));
+        let busy = |_| PyRuntimeError::new_err("minimize runs in another thread");
+        *self.job.lock().map_err(busy)? = Some(job);
         Ok(text)
+    }
+}
+
+/// Reads `comm_world`.
+fn comm_world(call: &str, name: &str) -> PyResult<CommWorld> {
+    match name {
+        "worker" => Ok(CommWorld::Worker),
+        "server" => Ok(CommWorld::Server),
+        "all" => Ok(CommWorld::All),
+        other => Err(PyValueError::new_err(format!(
+            "{call}(): comm_world: expected 'worker', 'server' or 'all', got '{other}'"
+        ))),
     }
 }

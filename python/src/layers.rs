@@ -6,7 +6,7 @@ use crate::args::Args;
 use crate::program::{Place, ProgramCell, index, with_net};
 use fleet::ir;
 use fleet::nn::layers::*;
-use fleet::nn::{Auc, AucVars, CrossEntropy, Curve, Elementwise, OpCall, Operand, Var};
+use fleet::nn::{Auc, AucVars, CrossEntropy, Curve, Elementwise, OpCall, Operand, Var, models};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -299,6 +299,26 @@ layers! {
         let thresholds = a.int("num_thresholds")?;
         let with = Auc { curve, num_thresholds: thresholds, slide_steps: a.int("slide_steps")? };
         a.var("x")?.auc(a.var("label")?, with)
+    };
+
+    // Models of the zoo, which add their inputs: those that `fleetx` has
+    "resnet(layers=50, classes=1000, size=224)" => |a| {
+        let layers = u32::try_from(a.int("layers")?).unwrap_or(0);
+        if ![18, 34, 50, 101, 152].contains(&layers) {
+            return Err(PyValueError::new_err(format!(
+                "resnet(): layers: expected 18, 34, 50, 101 or 152, got {layers}"
+            )));
+        }
+        let (classes, size) = (a.int("classes")?, a.int("size")?);
+        let made = models::resnet(a.net, &models::ResNetConfig { layers, classes, size });
+        let vars = [made.image, made.label, made.logits, made.loss, made.acc1, made.acc5];
+        Made::from(vars.to_vec())
+    };
+    "word2vec(vocabulary, width=128, negatives=5)" => |a| {
+        let (vocabulary, width) = (a.int("vocabulary")?, a.int("width")?);
+        let config = models::Word2VecConfig { vocabulary, width, negatives: a.int("negatives")? };
+        let made = models::word2vec(a.net, &config);
+        vec![made.center, made.context, made.negatives, made.logits, made.loss]
     };
 
     // Functions of elements

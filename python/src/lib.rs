@@ -9,16 +9,26 @@
 mod args;
 mod arrays;
 mod commands;
+mod data;
+mod dataset_pass;
 mod error;
 mod executor;
 mod files;
+mod fs;
+mod interrupt;
 mod job;
 mod layers;
+mod notes;
 mod onnx;
 mod optimizer;
 mod program;
 mod scope;
+mod servers;
+mod session;
 mod strategy;
+mod topology;
+mod trainer;
+mod transpiler;
 
 /// The module `fleet._fleet`.
 #[pyo3::pymodule(gil_used = true)]
@@ -26,13 +36,21 @@ mod _fleet {
     #[pymodule_export]
     use crate::commands::{run_fleet, run_fleetrun};
     #[pymodule_export]
+    use crate::data::{BatchesCell, DatasetCell};
+    #[pymodule_export]
     use crate::executor::ExecutorCell;
     #[pymodule_export]
     use crate::files::{load_inference_model, load_vars, save_inference_model, save_vars};
     #[pymodule_export]
+    use crate::fs::FsCell;
+    #[pymodule_export]
+    use crate::interrupt::in_call;
+    #[pymodule_export]
     use crate::job::FleetCell;
     #[pymodule_export]
     use crate::layers::{call, layer_docs, signatures};
+    #[pymodule_export]
+    use crate::notes::{end_notes, log_notes};
     #[pymodule_export]
     use crate::onnx::{export_onnx, export_onnx_model};
     #[pymodule_export]
@@ -42,7 +60,22 @@ mod _fleet {
     #[pymodule_export]
     use crate::scope::ScopeCell;
     #[pymodule_export]
+    use crate::servers::{
+        dense_parameters, infer_program, init_server, init_worker, load_model, load_table,
+        run_server, save_model, save_table, save_tables, shrink, stop_worker,
+    };
+    #[pymodule_export]
     use crate::strategy::StrategyCell;
+    #[pymodule_export]
+    use crate::topology::TopologyCell;
+    #[pymodule_export]
+    use crate::transpiler::{TranspiledCell, TranspilerConfigCell, transpile};
+
+    #[pymodule_init]
+    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::interrupt::watch();
+        Ok(())
+    }
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -5,7 +5,7 @@
 //! that a program may be extended while it runs elsewhere; it then is copied first.
 
 use crate::error::{OrRaise, exception, guarded};
-use crate::job::Job;
+use crate::session::Job;
 use fleet::ir;
 use fleet::nn::{HostRate, Net, Programs};
 use fleet::ops::Registry;

@@ -2,18 +2,34 @@
 
 use crate::arrays::{array, long_name, tensor};
 use crate::error::OrRaise;
+use crate::session::Job;
 use fleet::Scope;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 #[pyclass(module = "fleet._fleet", frozen)]
 #[derive(Default)]
 pub struct ScopeCell {
-    scope: Mutex<Scope>,
+    scope: Arc<Mutex<Scope>>,
+    /// The job that the variables belong to.
+    job: Mutex<Weak<Job>>,
 }
 
 impl ScopeCell {
+    /// Returns the job that the variables belong to.
+    pub fn job(&self) -> Option<Arc<Job>> {
+        self.job.lock().ok().and_then(|job| job.upgrade())
+    }
+
+    /// Makes this the scope of a job, whose session uses its variables.
+    pub fn belong_to(&self, job: &Arc<Job>) {
+        if let Ok(mut held) = self.job.lock() {
+            *held = Arc::downgrade(job);
+        }
+        job.keep_scope(Arc::clone(&self.scope));
+    }
+
     /// Locks the scope, unless a run in another thread uses it.
     pub fn lock(&self) -> PyResult<MutexGuard<'_, Scope>> {
         self.scope.try_lock().map_err(|_| {

@@ -164,3 +164,41 @@ def test_feeds_and_programs(exe):
             str(static.Program.parse(changed))
         except ORDINARY:
             pass
+
+
+def test_jobs(exe, tmp_path, monkeypatch):
+    from fleet.distributed import fleet as jobs
+
+    monkeypatch.chdir(tmp_path)
+    jobs.init()
+    rows = static.nn.sparse_embedding(static.data("ids", [None, 1], "int64"), [9, 4])
+    loss = fleet.mean(static.nn.fc(fluid.layers.flatten(rows), 1))
+    rng = random.Random(7)
+
+    def called(function, count):
+        for _ in range(count):
+            try:
+                function(*[rng.choice(VALUES) for _ in range(rng.randrange(5))])
+            except ORDINARY:
+                pass
+
+    # Nothing that ends the job.
+    names = "init_server run_server save_persistables save_inference_model load_model shrink".split()
+    names += "save_one_table load_one_table server_endpoints worker_endpoints".split()
+    functions = [getattr(jobs, name) for name in names]
+    functions += [value for value in vars(jobs.metrics).values() if callable(value)]
+    functions += [getattr(jobs.util, name) for name in dir(jobs.util) if name[0] != "_"]
+    called(lambda *args: jobs.distributed_optimizer(*args).minimize(loss), 40)
+    jobs.distributed_optimizer(fleet.optimizer.SGD(0.1)).minimize(loss)
+    exe.run(static.default_startup_program())
+    jobs.init_worker()
+    for function in functions:
+        called(function, 40)
+    for value in VALUES:
+        for name in ["role", "current_id", "worker_num", "worker_endpoints", "server_endpoints"]:
+            try:
+                jobs.UserDefinedRoleMaker(**{name: value})._is_worker()
+            except ORDINARY:
+                pass
+    exe.run(feed={"ids": np.zeros((2, 1), "int64")}, fetch_list=[loss])
+    jobs.stop_worker()

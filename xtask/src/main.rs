@@ -33,12 +33,20 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Builds the Python package into target/python and runs its tests; arguments go to pytest
+    /// Installs the Python package into target/python and runs its tests; arguments go to pytest
     #[command(disable_help_flag = true)]
     Python {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// The same with torch, pandas, pyarrow and mypy (a large download)
+    #[command(disable_help_flag = true)]
+    PythonAll {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Builds a wheel for other machines into target/wheels
+    Wheel,
     /// Licences, bans, sources and advisories of dependencies (needs cargo-deny)
     Deny,
     /// Builds and tests features with many dependencies (some minutes)
@@ -80,6 +88,8 @@ fn main() -> ExitCode {
         Task::Guide => guide::run(&root()),
         Task::Outside { args } => outside::run(&root(), &strs(&args)),
         Task::Python { args } => python::run(&root(), &strs(&args)),
+        Task::PythonAll { args } => python::run_all(&root(), &strs(&args)),
+        Task::Wheel => python::wheel(&root()),
         Task::Deny => deny::run(&root()),
         Task::Test { args } => {
             cargo("test", &[&["test", "--workspace"][..], &strs(&args)].concat())

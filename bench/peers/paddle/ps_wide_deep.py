@@ -1,10 +1,12 @@
-"""Wide & deep on parameter servers in Paddle 2.6.2, the last release with a wheel that has them: one server,
-one or two workers of one trainer thread, asynchronous, Adam on everything: the workload of
-`fleet-bench ps/wide_deep_1s1w_vs_paddle`.
+"""Wide & deep on parameter servers in Paddle 2.6.2, the last release with a wheel that has them: one
+server, one or two workers of one trainer thread, asynchronous, Adam on everything: the workload of
+`fleet-bench ps/wide_deep_1s1w_vs_paddle`. `bench/py/wide_deep_script_vs_paddle.py` runs the same
+script on Fleet.
 
-The process that is started is the launcher: it starts itself as server and workers, and adds up what the
-workers reach. Paddle trains with servers only through `train_from_dataset` (its `exe.run` loop sends
-nothing), so batches come from text files in memory; the pass that is timed follows one that is not.
+The process that is started is the launcher: it starts this script as server and workers, and adds
+up their speeds. Paddle trains with servers only through `train_from_dataset` (its `exe.run` loop
+sends nothing), so batches come from text files in memory; the pass that is timed follows one that
+is not.
 """
 
 import json
@@ -31,10 +33,11 @@ def write_batches(path, args):
             for row in range(args.batch_size):
                 values = " ".join(f"{value:.6f}" for value in dense[row])
                 slots = " ".join(str(value) for value in ids[row])
-                file.write(f"{common.DENSE_COUNT} {values} {common.SLOT_COUNT} {slots} 1 {labels[row][0]:.0f}\n")
+                label = f"1 {labels[row][0]:.0f}"
+                file.write(f"{common.DENSE_COUNT} {values} {common.SLOT_COUNT} {slots} {label}\n")
 
 
-def launch(args, workers):
+def launch(args, workers, interpreter):
     with tempfile.TemporaryDirectory() as folder:
         write_batches(Path(folder) / "part-0", args)
         # Taken and given back: the processes take them next.
@@ -60,7 +63,7 @@ def launch(args, workers):
         def start(role, port, rank):
             place = {"TRAINING_ROLE": role, "PADDLE_PORT": port, "PADDLE_TRAINER_ID": str(rank)}
             # Paddle writes descriptions of its trainers where it stands.
-            command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
+            command = [*interpreter, str(Path(__file__).resolve()), *sys.argv[1:]]
             return subprocess.Popen(command, env=dict(env, **place), cwd=folder,
                                     stdout=subprocess.PIPE, text=True,
                                     stderr=open(Path(folder) / f"{role}.{rank}", "w"))
@@ -74,7 +77,8 @@ def launch(args, workers):
                 rates = [line for line in out.splitlines() if line.startswith("rate ")]
                 if not rates:
                     said = (Path(folder) / f"TRAINER.{rank}").read_text()[-2000:]
-                    raise SystemExit(f"a worker ended with {child.returncode} and no rate:\n{said}")
+                    code = child.returncode
+                    raise SystemExit(f"a worker ended with {code} and no rate:\n{said}")
                 total += float(rates[-1].split()[1])
         finally:
             for child in [server, *children]:
@@ -93,7 +97,8 @@ def part(args):
     label = paddle.static.data("label", [None, 1], "float32")
     rows = paddle.static.nn.sparse_embedding(
         paddle.reshape(ids, [-1, 1]), [common.ROW_COUNT, 16],
-        param_attr=paddle.ParamAttr("table", initializer=paddle.nn.initializer.Uniform(-0.01, 0.01)))
+        param_attr=paddle.ParamAttr(
+            "table", initializer=paddle.nn.initializer.Uniform(-0.01, 0.01)))
     hidden = paddle.concat([paddle.reshape(rows, [-1, common.SLOT_COUNT * 16]), dense], axis=1)
     for width in (400, 400, 400):
         hidden = paddle.static.nn.fc(hidden, width, activation="relu")
@@ -116,7 +121,8 @@ def part(args):
     exe.run(paddle.static.default_startup_program())
     fleet.init_worker()
     dataset = paddle.distributed.InMemoryDataset()
-    dataset.init(batch_size=args.batch_size, thread_num=1, pipe_command="cat", use_var=[dense, ids, label])
+    dataset.init(batch_size=args.batch_size, thread_num=1, pipe_command="cat",
+                 use_var=[dense, ids, label])
     dataset.set_filelist([str(Path(os.environ[FOLDER]) / "part-0")])
     dataset.load_into_memory()
     main = paddle.static.default_main_program()
@@ -128,13 +134,16 @@ def part(args):
     fleet.stop_worker()
 
 
-args = common.options(batch_size=2048, steps=60, warmup=60)
-if FOLDER in os.environ:
-    part(args)
-else:
-    workers = args.ranks
-    rate = launch(args, workers)
-    print(json.dumps({
-        "bench": f"ps/wide_deep_1s{workers}w", "unit": "samples/s", "median": round(rate, 1),
-        "min": round(rate, 1), "max": round(rate, 1), "runs": args.steps, "threads": 1, "peak_rss_mb": 0,
-    }))
+def main(interpreter):
+    """Runs as launcher, or as the part of the job that the launcher has started."""
+    args = common.options(batch_size=2048, steps=60, warmup=60)
+    if FOLDER in os.environ:
+        return part(args)
+    rate = launch(args, args.ranks, interpreter)
+    line = {"bench": f"ps/wide_deep_1s{args.ranks}w", "unit": "samples/s", "runs": args.steps}
+    line.update({key: round(rate, 1) for key in ("median", "min", "max")})
+    print(json.dumps({**line, "threads": 1, "peak_rss_mb": 0}))
+
+
+if __name__ == "__main__":
+    main([sys.executable])

@@ -5,10 +5,27 @@ use crate::{Error, Result};
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
-/// Writes a message of Fleet, `fleet: ...`, to the standard error.
+type Receiver = dyn Fn(&str) + Send + Sync;
+
+/// Receiver of the messages of Fleet, if it is not the standard error.
+static RECEIVER: OnceLock<Box<Receiver>> = OnceLock::new();
+
+/// Writes a message of Fleet, `fleet: ...`, to the standard error, or passes its text to the
+/// receiver of [`send_notes_to`].
 pub fn note(text: impl Display) {
-    error_line(format_args!("fleet: {text}"));
+    match RECEIVER.get() {
+        Some(receiver) => receiver(&text.to_string()),
+        None => error_line(format_args!("fleet: {text}")),
+    }
+}
+
+/// Passes messages of Fleet to `receiver` from now on, which any thread may call. Returns an error
+/// if there is a receiver already.
+pub fn send_notes_to(receiver: impl Fn(&str) + Send + Sync + 'static) -> Result<()> {
+    let taken = |_| Error::invalid("messages have a receiver already");
+    RECEIVER.set(Box::new(receiver)).map_err(taken)
 }
 
 /// Writes a line to the standard error, in one piece, since other processes write there too. A

@@ -16,6 +16,7 @@ mod measure;
 mod ps_rpc;
 mod ps_table;
 mod ps_train;
+mod py;
 mod resnet50;
 mod wide_deep;
 
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
             "ps/wide_deep_1s1w_vs_paddle" => ps_train::run(&options, 1, true),
             "ps/wide_deep_1s2w_vs_paddle" => ps_train::run(&options, 2, true),
             "ps/wide_deep_1s2w_sync" => ps_train::run(&options, 2, false),
+            "py/run_overhead" => py::run_overhead(&options),
             "launch/startup_vs_50ms" => launch::startup(&options),
             "ddp/mlp_step_vs_torch" => ddp::step(&options, "mlp"),
             "ddp/resnet50_step_vs_torch" => ddp::step(&options, "resnet50"),

@@ -332,6 +332,40 @@ impl Batch {
         Ok(())
     }
 
+    /// Replaces the tensors: one for each input, in their order, with its type. The first dimension
+    /// of the first tensor is the number of records.
+    ///
+    /// ```
+    /// use fleet_data::{Batch, BatchSource, Dataset, TensorDataset};
+    /// use fleet_tensor::Tensor;
+    /// let ids = |count: i64| Tensor::from_slice(&vec![7; count as usize], [count]);
+    /// let dataset = TensorDataset::new([("id".into(), ids(2)?)], 1)?;
+    /// let mut batch = Batch::new(dataset.layout());
+    /// batch.set_tensors(vec![ids(3)?])?;
+    /// assert_eq!(batch.len(), 3);
+    /// assert!(batch.set_tensors(vec![Tensor::from_slice(&[0.5f32], [1])?]).is_err());
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn set_tensors(&mut self, tensors: Vec<Tensor>) -> Result<()> {
+        let inputs = &self.layout.inputs;
+        if tensors.len() != inputs.len() {
+            return Err(Error::invalid("a batch needs a tensor for each input")
+                .expected(inputs.len())
+                .got(tensors.len()));
+        }
+        for (input, tensor) in inputs.iter().zip(&tensors) {
+            if input.dtype != tensor.dtype() {
+                return Err(Error::invalid(format!("wrong type for input '{}'", input.name))
+                    .expected(input.dtype)
+                    .got(tensor.dtype()));
+            }
+        }
+        self.rows = tensors.first().map_or(0, |tensor| *tensor.shape().dims().first().unwrap_or(&1))
+            as usize;
+        self.tensors = tensors;
+        Ok(())
+    }
+
     fn check_dense(&self, layout: &BatchLayout) -> Result<()> {
         let same = self.layout.schema == layout.schema && self.layout.names().eq(layout.names());
         if same && self.layout.inputs.iter().all(|input| input.form == Form::Dense) {

@@ -42,7 +42,7 @@ pub use block::{Block, Column, Values};
 pub use data_loader::{Batches, DataLoader, DataLoaderOptions, Feed, Field, FieldSample, Part};
 pub use dataset::{
     Dataset, DatasetOptions, Exchange, InMemoryDataset, InProcessExchange, QueueDataset,
-    RecordFormat, TextFiles, sum_over,
+    RecordFormat, SuppliedBatches, TensorDataset, TextFiles, sum_over,
 };
 pub use downloader::Downloader;
 pub use files::{file_shard, glob};

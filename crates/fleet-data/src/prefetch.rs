@@ -7,9 +7,10 @@ use crate::lines::Skipped;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Threads that make batches ahead of time.
 pub(crate) struct Lanes<B> {
@@ -60,9 +61,45 @@ impl<B: Send + 'static> Lanes<B> {
 
     /// Swaps the next batch into `batch`; returns false when all threads have ended.
     pub fn next(&mut self, batch: &mut B) -> Result<bool> {
+        self.next_by(batch, |lane| Ok(lane.full.recv().ok()))
+    }
+
+    /// Like `next`, and calls `check` about ten times a second while it waits. An error of `check`
+    /// is returned. After an error there are no more batches.
+    pub fn next_or(
+        &mut self,
+        batch: &mut B,
+        check: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<bool> {
+        let next = self.next_by(batch, |lane| {
+            loop {
+                match lane.full.recv_timeout(CHECK_PERIOD) {
+                    Ok(made) => return Ok(Some(made)),
+                    Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                    Err(RecvTimeoutError::Timeout) => check()?,
+                }
+            }
+        });
+        if next.is_err() {
+            self.detach();
+        }
+        next
+    }
+
+    /// Lets the threads end at their next batch, and does not wait for that: one of them may wait
+    /// for data for long.
+    fn detach(&mut self) {
+        self.lanes.clear();
+    }
+
+    fn next_by(
+        &mut self,
+        batch: &mut B,
+        mut receive: impl FnMut(&Lane<B>) -> Result<Option<Result<B>>>,
+    ) -> Result<bool> {
         while let Some(lane) = self.lanes.pop_front() {
             // A thread that has ended leaves the rotation.
-            let Ok(made) = lane.full.recv() else {
+            let Some(made) = receive(&lane)? else {
                 lane.thread.join().map_err(|_| self.panicked.clone())?;
                 continue;
             };
@@ -146,6 +183,21 @@ impl Prefetch {
         }
         Ok(Prefetch { lanes, skipped })
     }
+
+    /// Ends the pass without waiting for its threads, which end at their next batch.
+    pub fn detach(mut self) {
+        self.lanes.detach();
+    }
+
+    /// Swaps the next batch into `batch`, and calls `check` about ten times a second while it
+    /// waits. An error of `check` is returned. After an error there are no more batches.
+    pub fn next_batch_or(
+        &mut self,
+        batch: &mut Batch,
+        check: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<bool> {
+        self.lanes.next_or(batch, check)
+    }
 }
 
 impl BatchSource for Prefetch {
@@ -159,6 +211,8 @@ impl BatchSource for Prefetch {
     }
 }
 
+/// Interval between two checks while a batch is waited for.
+const CHECK_PERIOD: Duration = Duration::from_millis(100);
 /// Limit of the batches ahead; more only take memory.
 const PREFETCH_MAX: usize = 1024;
 
@@ -211,6 +265,18 @@ mod tests {
     }
 
     #[test]
+    fn a_pass_that_is_left_does_not_wait_for_its_threads() {
+        let (_held, wait) = sync_channel::<()>(0);
+        let mut lanes = Lanes::new(Error::internal("a thread panicked"));
+        let make = move |_| {
+            let _ = wait.recv();
+            Ok(None::<Batch>)
+        };
+        lanes.add(1, || make).unwrap();
+        Prefetch { lanes, skipped: Arc::default() }.detach();
+    }
+
+    #[test]
     fn sources_take_turns_until_all_have_ended() {
         for ahead in [1, 2, 5] {
             let sources = vec![numbers(0..2, None), numbers(10..15, None), numbers(20..21, None)];
@@ -230,6 +296,32 @@ mod tests {
         }
         assert_eq!(prefetch.next_batch(&mut batch).unwrap_err().message(), "broken");
         drop(prefetch);
+    }
+
+    #[test]
+    fn a_check_ends_the_wait_for_a_batch() {
+        // The thread makes its batch once the check has failed.
+        let (fail, failed) = sync_channel::<()>(1);
+        let mut lanes = Lanes::new(Error::internal("a thread panicked"));
+        let make = move |_| {
+            let _ = failed.recv();
+            Ok(Some(1))
+        };
+        lanes.add(1, || make).unwrap();
+        let mut checks = 0;
+        let mut check = || {
+            checks += 1;
+            match checks {
+                1 => Ok(()),
+                _ => {
+                    let _ = fail.send(());
+                    Err(Error::invalid("interrupted"))
+                }
+            }
+        };
+        let error = lanes.next_or(&mut 0, &mut check).unwrap_err();
+        assert_eq!((error.message(), checks), ("interrupted", 2));
+        assert!(!lanes.next(&mut 0).unwrap());
     }
 
     #[test]

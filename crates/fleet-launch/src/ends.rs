@@ -70,8 +70,9 @@ impl Supervisor<'_> {
         }
         let is_part = matches!(report, Some(ProcessReport::Joined | ProcessReport::Failed { .. }));
         match is_collective {
-            // Workers wait for a server that they have not asked to stop.
-            _ if child.is_server() => child.has_left = has_left_workers(report),
+            _ if child.is_server() => {
+                child.has_left = matches!(report, Some(ProcessReport::Failed { .. }));
+            }
             // Gradients that it has not sent are lost, and servers wait for its stop message.
             false => child.has_left = is_part,
             // The other workers know whether they still need it. A process that does not use Fleet
@@ -87,8 +88,8 @@ impl Supervisor<'_> {
     }
 
     /// Returns workers and servers of a parameter-server job that exited with code 0 without
-    /// joining. They count as failed as soon as other processes show that the job uses Fleet, since
-    /// those wait for them.
+    /// joining, and servers that did before workers asked them to stop. They count as failed as
+    /// soon as a worker that waits for them shows that it uses Fleet.
     fn missed_at_the_start(&mut self) -> Vec<usize> {
         let waits = |child: &Child| {
             let is_worker = child.process.role == Role::Worker;
@@ -100,7 +101,7 @@ impl Supervisor<'_> {
         }
         let all = 0..self.children.len();
         let missed: Vec<usize> =
-            all.filter(|index| left_without_report(&self.children[*index])).collect();
+            all.filter(|index| left_before_its_part(&self.children[*index])).collect();
         missed.iter().for_each(|index| self.children[*index].has_left = true);
         missed
     }
@@ -109,7 +110,7 @@ impl Supervisor<'_> {
     /// Their workers may not have joined yet, or the job may not use Fleet.
     pub(crate) fn may_be_missed(&self) -> bool {
         let is_ps = self.options.mode != Mode::Collective;
-        self.link.is_some() && is_ps && self.children.iter().any(left_without_report)
+        self.link.is_some() && is_ps && self.children.iter().any(left_before_its_part)
     }
 
     /// Returns the other worker that a failed one reports as the cause of its failure.
@@ -552,19 +553,17 @@ fn culprit(child: &Child) -> Option<usize> {
     }
 }
 
-/// Whether a process has exited with code 0 without a report. A process that does not use Fleet may
-/// do so.
-fn left_without_report(child: &Child) -> bool {
-    let is_part = matches!(child.process.role, Role::Worker | Role::Server);
+/// Whether a process has exited with code 0 without a report, or is a server that no worker has
+/// asked to stop. Scripts that do not train may do so, and processes that do not use Fleet.
+fn left_before_its_part(child: &Child) -> bool {
+    use ProcessReport::{Serving, Starting};
     let has_ended = child.ended.is_some() && !child.has_failed();
-    is_part && has_ended && child.report().is_none()
-}
-
-/// Whether a server that exited with code 0 has left workers behind. A server that does not use
-/// Fleet may exit at any time.
-fn has_left_workers(report: Option<ProcessReport>) -> bool {
-    use ProcessReport::{Failed, Serving, Starting};
-    matches!(report, Some(Starting | Serving { .. } | Failed { .. }))
+    has_ended
+        && match child.process.role {
+            Role::Worker => child.report().is_none(),
+            Role::Server => matches!(child.report(), None | Some(Starting | Serving { .. })),
+            _ => false,
+        }
 }
 
 /// Returns the delay before a restart. It doubles with each restart, since an immediate crash is

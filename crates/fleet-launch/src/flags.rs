@@ -130,6 +130,8 @@ pub const FLAGS: &[Flag] = &[
     flag(JOB, "python", "FILE")
         .help("Interpreter for Python scripts (or PYTHON); by default python3 or python"),
     switch(JOB, "module").help("SCRIPT is a Python module, as with python -m"),
+    flag(JOB, "compat", "NAME")
+        .help("paddle: in the script, import paddle is the Python package fleet"),
     flag(OUTPUT, "log_dir", "FOLDER")
         .aliases(&["log-directory"])
         .default("log")

@@ -153,6 +153,8 @@ pub struct Options {
     pub python: Option<String>,
     /// `--module`: the script is a Python module.
     pub is_module: bool,
+    /// `--compat paddle`: the script imports `paddle`, which is the Python package `fleet`.
+    pub is_compat: bool,
 
     /// `--nproc_per_node`.
     pub nproc: Option<PerNode>,
@@ -252,6 +254,7 @@ impl Options {
             command,
             python: given.text("python").or(env.text(names::PYTHON)).map(str::to_string),
             is_module: given.is_on("module"),
+            is_compat: compat(given)?,
             nproc: per_node(given)?,
             gpus: given.text("gpus").map(split),
             backend: backend(given)?,
@@ -693,6 +696,14 @@ fn elastic_level(
             let expected = "0 (stop), 1 (wait for another machine) or 2 (continue within MIN:MAX)";
             Err(invalid("elastic_level", expected, format!("'{other}'")))
         }
+    }
+}
+
+fn compat(given: &Given) -> Result<bool> {
+    match given.text("compat") {
+        None => Ok(false),
+        Some("paddle") => Ok(true),
+        Some(other) => Err(invalid("compat", "paddle", other)),
     }
 }
 

@@ -78,17 +78,25 @@ impl Program {
         let [script, args @ ..] = options.command.as_slice() else {
             return Err(Error::internal("there is no script"));
         };
+        let is_python = options.is_module || script.ends_with(".py");
+        let is_builtin = script.starts_with(builtins.prefix);
+        if options.is_compat && (is_builtin || !is_python) {
+            return Err(Error::invalid("--compat needs a Python script")
+                .expected("a file that ends in .py, or a module with --module")
+                .got(format!("'{script}'")));
+        }
         if let Some(name) = script.strip_prefix(builtins.prefix) {
             return builtin(name, args, builtins, own);
         }
-        let mut argv = match (options.is_module, script.ends_with(".py")) {
-            (true, _) => vec![python(options, env)?, "-u".into(), "-m".into(), script.clone()],
-            (false, true) => {
+        let mut argv = if is_python {
+            if !options.is_module {
                 readable(script)?;
-                vec![python(options, env)?, "-u".into(), script.clone()]
             }
-            (false, false) => vec![executable(script, env)?],
+            python_command(options, env)?
+        } else {
+            Vec::new()
         };
+        argv.push(if is_python { script.clone() } else { executable(script, env)? });
         argv.extend(args.iter().cloned());
         Ok(Program { argv, title: script.clone(), is_builtin: false })
     }
@@ -130,6 +138,19 @@ fn readable(script: &str) -> Result<()> {
         Ok(_) => Ok(()),
         Err(error) => Err(missing(script).help(format!("{error}: {}", absolute(path)))),
     }
+}
+
+/// Returns the command that runs a script of Python, which follows as the next argument.
+fn python_command(options: &Options, env: &Env) -> Result<Vec<String>> {
+    let mut argv = vec![python(options, env)?, "-u".into()];
+    if options.is_compat {
+        // This module makes `import paddle` work, and takes `-m` for a module as Python does.
+        argv.extend(["-m".into(), "fleet.compat".into()]);
+    }
+    if options.is_module {
+        argv.push("-m".into());
+    }
+    Ok(argv)
 }
 
 fn python(options: &Options, env: &Env) -> Result<String> {

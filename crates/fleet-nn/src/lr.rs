@@ -438,7 +438,7 @@ impl LearningRate {
 /// let programs = net.build()?;
 /// let rate = &programs.host_rates[0];
 /// assert_eq!(rate.variable, "learning_rate_0");
-/// assert_eq!(rate.value_after(Some(0)), 0.05);
+/// assert_eq!(rate.value_after(Some(0))?, 0.05);
 /// # Ok::<(), fleet_nn::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -454,10 +454,17 @@ impl HostRate {
     pub const COUNTER: &'static str = COUNTER;
 
     /// Returns the rate of the next step. `done` is the value of the counter; `None` means that no
-    /// step has run.
-    pub fn value_after(&self, done: Option<i64>) -> f64 {
+    /// step has run. A rate that is not finite or negative is an error.
+    pub fn value_after(&self, done: Option<i64>) -> Result<f32> {
         let next = done.map_or(0, |done| done.saturating_add(1).max(0));
-        self.schedule.value_at(next.unsigned_abs())
+        let value = self.schedule.value_at(next.unsigned_abs()) as f32;
+        if value.is_finite() && value >= 0.0 {
+            return Ok(value);
+        }
+        Err(Error::invalid(format!("invalid learning rate '{}'", self.variable))
+            .expected("a finite number, at least 0")
+            .got(value)
+            .help("return such a number from the schedule's function"))
     }
 }
 

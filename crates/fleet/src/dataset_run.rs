@@ -52,10 +52,13 @@ pub struct DatasetRun<'a> {
     ahead: usize,
     first_batch: u64,
     fetch: Vec<(String, String)>,
+    /// Fetched after `fetch`, and not printed.
+    watched: Vec<(String, String)>,
     print_period: u64,
     print: Box<dyn FnMut(&str) + 'a>,
     debug: bool,
     handler: Option<Handler<'a>>,
+    interrupt: Option<Box<Interrupt<'a>>>,
     workers: Option<&'a Fleet>,
 }
 
@@ -65,6 +68,7 @@ struct Handler<'a> {
 }
 
 type Call<'a> = dyn FnMut(&Fetched<'_>) -> Result<()> + 'a;
+type Interrupt<'a> = dyn FnMut() -> Result<()> + 'a;
 
 /// The values that a fetch handler gets.
 #[derive(Debug)]
@@ -105,10 +109,12 @@ impl Default for DatasetRun<'_> {
             ahead: DOUBLE_BUFFER,
             first_batch: 0,
             fetch: Vec::new(),
+            watched: Vec::new(),
             print_period: PRINT_PERIOD,
             print: Box::new(move |line| printer.line(line)),
             debug: false,
             handler: None,
+            interrupt: None,
             workers: None,
         }
     }
@@ -147,6 +153,13 @@ impl<'a> DatasetRun<'a> {
         self
     }
 
+    /// Fetches a variable after each batch for the handler and the report, without printing it. Its
+    /// value follows those of the variables that are printed.
+    pub fn watch(mut self, info: &str, variable: &str) -> Self {
+        self.watched.push((info.to_string(), variable.to_string()));
+        self
+    }
+
     /// Prints the fetched values after every `batches` batches (default 100); 0 never prints.
     pub fn print_period(mut self, batches: u64) -> Self {
         self.print_period = batches;
@@ -176,12 +189,24 @@ impl<'a> DatasetRun<'a> {
         self
     }
 
+    /// Calls a closure about ten times a second, between steps and while the pass waits for data.
+    /// An error of the closure ends the pass.
+    pub fn interrupt(mut self, check: impl FnMut() -> Result<()> + 'a) -> Self {
+        self.interrupt = Some(Box::new(check));
+        self
+    }
+
     /// Ends the pass on all workers once one of them has no more batches. Programs that communicate
     /// in every step need the same number of steps on every worker, and shards are seldom of equal
     /// size.
     pub fn together(mut self, fleet: &'a Fleet) -> Self {
         self.workers = Some(fleet);
         self
+    }
+
+    /// Iterates over the labels and names of all fetched variables.
+    fn fetched(&self) -> impl Iterator<Item = &(String, String)> {
+        self.fetch.iter().chain(&self.watched)
     }
 }
 
@@ -236,7 +261,7 @@ impl Session {
 ///     seen.push((fetched.batches, fetched.values[0].1.item::<f32>()?));
 ///     Ok(())
 /// };
-/// let run = DatasetRun::new().fetch("sum", &sum).handler(Duration::ZERO, record);
+/// let run = DatasetRun::new().watch("sum", &sum).handler(Duration::ZERO, record);
 /// let run = run.threads(1).ahead(2).resume_at(1).print_period(0).debug(false);
 /// let (mut executor, mut scope) = (Executor::new(ExecOptions::default()), Scope::new());
 /// let report: DatasetReport =
@@ -253,10 +278,38 @@ pub fn run_from_dataset(
     dataset: &dyn Dataset,
     run: DatasetRun<'_>,
 ) -> Result<DatasetReport> {
-    check_inputs(program, dataset)?;
-    run_steps(dataset, run, false, |batch, _, names, out| {
+    run_batches(program, dataset, run, |batch, names, out| {
         executor.run_into(program, scope, &batch.feeds(), names, out)
     })
+}
+
+/// Runs one pass of a dataset with a step of the caller, which gets a batch, the names to fetch,
+/// and the output for their values. The dataset must fill every input of `program`.
+///
+/// ```
+/// use fleet::prelude::*;
+/// use fleet::data::TensorDataset;
+/// let net = Net::new();
+/// let sum = net.data("x", [-1, 1], DType::F32).sum();
+/// let (sum, main) = (sum.name(), net.build()?.main);
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3, 1])?;
+/// let dataset = TensorDataset::new([("x".into(), x)], 2)?;
+/// let (mut executor, mut scope) = (Executor::new(ExecOptions::default()), Scope::new());
+/// let run = DatasetRun::new().fetch("sum", &sum);
+/// let report = fleet::run_batches(&main, &dataset, run, |batch, fetch, out| {
+///     executor.run_into(&main, &mut scope, &batch.feeds(), fetch, out)
+/// })?;
+/// assert_eq!((report.batches, report.last[0].1.item::<f32>()?), (2, 3.0));
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub fn run_batches(
+    program: &Program,
+    dataset: &dyn Dataset,
+    run: DatasetRun<'_>,
+    mut step: impl FnMut(&Batch, &[&str], &mut Vec<Tensor>) -> Result<()>,
+) -> Result<DatasetReport> {
+    check_inputs(program, dataset)?;
+    run_steps(dataset, run, false, |batch, _, fetch, out| step(batch, fetch, out))
 }
 
 /// Runs one pass with the caller's `step`. Its arguments are a batch, the next batch if
@@ -269,7 +322,7 @@ pub(crate) fn run_steps(
 ) -> Result<DatasetReport> {
     let mut batches = Prefetch::start(dataset.sources(run.threads)?, dataset.layout(), run.ahead)?;
     let mut pass = Pass::new(run);
-    let names: Vec<String> = pass.run.fetch.iter().map(|(_, name)| name.clone()).collect();
+    let names: Vec<String> = pass.run.fetched().map(|(_, name)| name.clone()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let (mut batch, mut out) = (Batch::new(dataset.layout()), Vec::new());
     pass.skip_batches(&mut batches, &mut batch)?;
@@ -297,6 +350,8 @@ struct Pass<'a> {
     report: DatasetReport,
     begin: Instant,
     handled: Instant,
+    /// Time of the last check for an interrupt between two steps.
+    checked: Instant,
     /// Number of batches when the handler was last called.
     seen: u64,
 }
@@ -304,7 +359,8 @@ struct Pass<'a> {
 impl<'a> Pass<'a> {
     fn new(run: DatasetRun<'a>) -> Pass<'a> {
         let now = Instant::now();
-        Pass { run, report: DatasetReport::default(), begin: now, handled: now, seen: 0 }
+        let report = DatasetReport::default();
+        Pass { run, report, begin: now, handled: now, checked: now, seen: 0 }
     }
 
     /// Skips the batches that an earlier pass has completed.
@@ -328,7 +384,14 @@ impl<'a> Pass<'a> {
     /// [`DatasetRun::together`], if any worker has none.
     fn next(&mut self, batches: &mut Prefetch, batch: &mut Batch) -> Result<bool> {
         let begin = Instant::now();
-        let outcome = batches.next_batch(batch);
+        let outcome = match &mut self.run.interrupt {
+            Some(check) if begin.duration_since(self.checked) >= CHECK_PERIOD => {
+                self.checked = begin;
+                check().and_then(|()| batches.next_batch_or(batch, check))
+            }
+            Some(check) => batches.next_batch_or(batch, check),
+            None => batches.next_batch(batch),
+        };
         self.report.data_wait_seconds += begin.elapsed().as_secs_f64();
         let Some(fleet) = self.run.workers else { return outcome };
         // After an error here the others must not wait: they learn that there is no batch.
@@ -363,7 +426,7 @@ impl<'a> Pass<'a> {
     /// Swaps the fetched tensors with those of the step before, which the next step overwrites.
     fn keep(&mut self, out: &mut [Tensor]) {
         if self.report.last.is_empty() {
-            let labels = self.run.fetch.iter().map(|(info, _)| (info.clone(), Tensor::empty()));
+            let labels = self.run.fetched().map(|(info, _)| (info.clone(), Tensor::empty()));
             self.report.last = labels.collect();
         }
         for ((_, last), fetched) in self.report.last.iter_mut().zip(out) {
@@ -373,7 +436,7 @@ impl<'a> Pass<'a> {
 
     fn line(&self) -> String {
         let mut line = format!("batch {}", self.done());
-        for (info, value) in &self.report.last {
+        for (info, value) in &self.report.last[..self.run.fetch.len()] {
             // Writing to a string cannot fail.
             let _ = write!(line, ", {info}: {}", format_values(value));
         }
@@ -426,3 +489,5 @@ pub(crate) fn check_inputs(program: &Program, dataset: &dyn Dataset) -> Result<(
 /// One batch ready beside the one in use.
 const DOUBLE_BUFFER: usize = 1;
 const PRINT_PERIOD: u64 = 100;
+/// Interval between two checks for an interrupt.
+const CHECK_PERIOD: Duration = Duration::from_millis(100);

@@ -65,7 +65,7 @@ mod util;
 
 pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
 pub use comm_world::CommWorld;
-pub use dataset_run::{DatasetReport, DatasetRun, Fetched, run_from_dataset};
+pub use dataset_run::{DatasetReport, DatasetRun, Fetched, run_batches, run_from_dataset};
 pub use distributed::Distributed;
 pub use exchange::WorkerExchange;
 pub use feed_layout::{feed_layout, slots_of};
@@ -89,7 +89,7 @@ pub use save::{
     load_vars_where, save_inference_model, save_inference_model_as, save_params, save_persistables,
     save_vars,
 };
-pub use session::Session;
+pub use session::{Session, set_host_rates};
 pub use trainer::Trainer;
 pub use util::Util;
 
@@ -204,8 +204,8 @@ pub mod data {
         InMemoryDataset, InProcessExchange, Input, JsonLines, LibSvm, LineError, LineFormat,
         LineReader, Loader, LoaderOptions, MultiSlot, MultiSlotWriter, OnError, Part, Pixels,
         Prefetch, QueueDataset, RecordFormat, RecordReader, RowRef, Sample, SampleWriter, Samples,
-        Schema, Skipped, Slot, SlotForm, SlotKind, TextFiles, Value, Values, decode_image,
-        file_shard, glob, hash_bucket, shard_range,
+        Schema, Skipped, Slot, SlotForm, SlotKind, SuppliedBatches, TensorDataset, TextFiles,
+        Value, Values, decode_image, file_shard, glob, hash_bucket, shard_range, sum_over,
     };
     #[cfg(feature = "tfrecord")]
     pub use fleet_data::{TfRecordReader, TfRecords};

@@ -129,7 +129,7 @@ impl Session {
         out: &mut Vec<Tensor>,
     ) -> Result<()> {
         self.begin_step();
-        set_rates(&self.programs.host_rates, &mut self.scope)?;
+        set_host_rates(&self.programs.host_rates, &mut self.scope)?;
         let ran = self.executor.run_into(&self.programs.main, &mut self.scope, feed, fetch, out);
         ran.map_err(|error| self.explained(error, feed, fetch))
     }
@@ -227,21 +227,35 @@ const SLOW_KERNELS: &str = "the kernels are compiled without optimization and ab
     [profile.dev.package.\"*\"]
     opt-level = 3";
 
-/// Sets the learning rates of the next step from their functions. The step count is in the scope,
-/// so schedules continue after a checkpoint is loaded.
-fn set_rates(rates: &[HostRate], scope: &mut Scope) -> Result<()> {
+/// Sets the learning rates of the next step that are user-defined functions
+/// ([`Programs::host_rates`]). A [`Session`] does so itself; a program that an [`Executor`] runs
+/// needs it before each step. The step count is in the scope, so schedules continue after a
+/// checkpoint is loaded.
+///
+/// ```
+/// use fleet::prelude::*;
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
+/// let schedule = LrSchedule::lambda(0.8, |step| 0.5f64.powi(step as i32));
+/// let rate = net.minimize(loss, Sgd::new(schedule))?.learning_rate.name();
+/// let programs = net.build()?;
+/// let (mut executor, mut scope) = (Executor::new(ExecOptions::default()), Scope::new());
+/// executor.run(&programs.startup, &mut scope, &[], &[])?;
+/// let x = Tensor::from_slice(&[0.0f32; 8], [2, 4])?;
+/// for expected in [0.8f32, 0.4, 0.2] {
+///     fleet::set_host_rates(&programs.host_rates, &mut scope)?;
+///     let out = executor.run(&programs.main, &mut scope, &[("x", &x)], &[&rate])?;
+///     assert_eq!(out[0].to_vec::<f32>()?, [expected]);
+/// }
+/// # Ok::<(), fleet::Error>(())
+/// ```
+pub fn set_host_rates(rates: &[HostRate], scope: &mut Scope) -> Result<()> {
     for rate in rates {
         let done = match scope.contains(HostRate::COUNTER) {
             true => scope.tensor(HostRate::COUNTER)?.to_vec::<i64>()?.first().copied(),
             false => None,
         };
-        let value = rate.value_after(done) as f32;
-        if !(value.is_finite() && value >= 0.0) {
-            return Err(Error::numeric(format!("invalid learning rate '{}'", rate.variable))
-                .expected("a finite number, at least 0")
-                .got(value)
-                .help("return such a number from the schedule's function"));
-        }
+        let value = rate.value_after(done)?;
         scope.assign(&rate.variable, &Tensor::from_slice(&[value], [1])?)?;
     }
     Ok(())

@@ -1,7 +1,8 @@
 """The spellings of the 1.x interface: ``fleet.fluid``."""
 
 from fleet._absent import absent as _absent
-from fleet import regularizer
+from fleet import core, regularizer
+from fleet._datasets import DatasetFactory
 from fleet._attributes import BuildStrategy, ExecutionStrategy, ParamAttr
 from fleet._executor import (
     CPUPlace,
@@ -12,6 +13,7 @@ from fleet._executor import (
     is_compiled_with_cuda,
     scope_guard,
 )
+from fleet._loaders import DataFeeder
 from fleet._framework import (
     Program,
     Variable,
@@ -23,8 +25,11 @@ from fleet._framework import (
 )
 from fleet.utils import unique_name
 
-from . import backward, clip, contrib, initializer, io, layers, optimizer
+from fleet.static import CompiledProgram, ParallelExecutor
+
+from . import backward, clip, contrib, incubate, initializer, io, layers, optimizer
 from .layers import _embedding as embedding
+from .transpiler import DistributeTranspiler, DistributeTranspilerConfig
 from fleet.static import data
 
 __getattr__ = _absent(__name__)

@@ -1,6 +1,8 @@
 """``fleet.fluid.io``."""
 
 from fleet import _files
+from fleet._loaders import DataLoader, PyReader
+from fleet.reader import batch, buffered, cache, chain, firstn, map_readers, shuffle
 from fleet._files import (
     load_params,
     load_persistables,

@@ -3,6 +3,8 @@
 from fleet._absent import absent as _absent
 from fleet._framework import call as _call
 from fleet._layers import define as _define
+from fleet._sizes import shape
+from fleet.static import accuracy
 
 _define(
     globals(),
@@ -32,7 +34,6 @@ _define(
     log_loss(input, label, epsilon=0.0001, name=None)
     huber_loss(input, label, delta)
     label_smooth(x, epsilon=0.1)
-    accuracy(input, label, k=1)
     auc(input, label, curve='ROC', num_thresholds=4095, topk=1, slide_steps=1)
     mean(x, name=None) = mean_of_all
     reduce_sum(input, dim=None, keep_dim=False, name=None)
@@ -95,7 +96,6 @@ _define(
     argmin(x, axis=0)
     topk(input, k)
     assign(input, output=None)
-    shape(input)
     matmul(x, y, transpose_x=False, transpose_y=False, name=None)
     """,
 )
@@ -129,6 +129,37 @@ def embedding(
     return _embedding(  # noqa: F821
         ids, size, is_sparse, is_distributed, padding_idx, param_attr, dtype
     )
+
+
+def py_reader(
+    capacity, shapes, dtypes, lod_levels=None, name=None, use_double_buffer=True
+):
+    """Adds inputs and returns their loader, whose batches `exe.run` takes. `read_file` returns the
+    inputs."""
+    from fleet.fluid.io import PyReader
+    from fleet.utils import unique_name
+
+    if len(dtypes) != len(shapes):
+        raise ValueError(f"py_reader(): dtypes: expected {len(shapes)} types, got {len(dtypes)}")
+    levels = lod_levels or [0] * len(shapes)
+    name = name or unique_name.generate("py_reader")
+    made = [
+        _data(f"{name}_slot_{index}", list(shape), dtype, level)  # noqa: F821
+        for index, (shape, dtype, level) in enumerate(zip(shapes, dtypes, levels))
+    ]
+    reader = PyReader(made, capacity, use_double_buffer, iterable=False)
+    reader.inputs = made
+    return reader
+
+
+def read_file(reader):
+    """Returns the inputs of a `py_reader`: one, or a list."""
+    return reader.inputs[0] if len(reader.inputs) == 1 else list(reader.inputs)
+
+
+def double_buffer(reader, place=None, name=None):
+    """Returns the reader, whose batches are always made ahead of time."""
+    return reader
 
 
 def flatten(x, axis=1, name=None):

@@ -1,7 +1,8 @@
-"""Initializers, gradient clipping and functions: ``fleet.nn``."""
+"""Layers as objects, initializers, gradient clipping and functions: ``fleet.nn``."""
 
 from fleet._absent import absent as _absent
 from . import functional, initializer
+from .layer import Conv2D, Embedding, Layer, LayerList, Linear, ReLU, Sequential
 
 
 class ClipGradByValue:

@@ -4,6 +4,11 @@ A schedule is part of the program. It advances with every run of the main progra
 a checkpoint.
 """
 
+from fleet._executor import global_scope
+
+#: The variable that counts the runs of a program with a schedule.
+_COUNTER = "@LR_DECAY_COUNTER@"
+
 
 class LRScheduler:
     """Base of the schedules."""
@@ -15,13 +20,30 @@ class LRScheduler:
                 "help: load the program's variables, which include the step counter"
             )
         self._schedule = (kind, settings)
+        self._runs = 0
 
     def step(self, epoch=None):
-        """Not supported: the schedule advances with every run of the main program."""
-        raise NotImplementedError(
-            "step() is not supported: a schedule advances with every run of the main program\n  "
-            "help: remove the call; for a rate by epoch, give boundaries in steps"
-        )
+        """Does nothing after each run of the main program, which has advanced the schedule itself.
+
+        A call after several runs is an error: the rate has changed in each of them.
+        """
+        if epoch is not None:
+            raise NotImplementedError(
+                "step(): epoch is not supported: a schedule advances with every run of the main "
+                "program\n  help: leave it out"
+            )
+        scope = global_scope()
+        if _COUNTER not in scope:
+            return
+        # The counter has the number of the last run, and -1 before the first.
+        runs = int(scope[_COUNTER].item()) + 1
+        since, self._runs = runs - self._runs, runs
+        if since > 1:
+            raise NotImplementedError(
+                f"step() was called after {since} runs: a schedule advances with every run of the "
+                "main program\n  "
+                "help: give the schedule's settings in runs, not in epochs; step() may be left out"
+            )
 
     def get_lr(self):
         """Returns the rate that the schedule starts from."""

@@ -7,6 +7,7 @@ from fleet._executor import (
     CPUPlace,
     CUDAPlace,
     Executor,
+    FetchHandler,
     Scope,
     global_scope,
     scope_guard,
@@ -29,6 +30,7 @@ from fleet._framework import (
 from fleet._layers import define as _define
 
 from . import nn
+from .compiled import CompiledProgram, ParallelExecutor
 
 _define(
     globals(),
@@ -36,10 +38,20 @@ _define(
     data(name, shape, dtype='float32', lod_level=0)
     create_parameter(shape, dtype, name=None, attr=None, is_bias=False, default_initializer=None)
     create_global_var(shape, value, dtype, persistable=False, force_cpu=False, name=None)
-    accuracy(input, label, k=1)
+    _accuracy(input, label, k=1) = accuracy
     auc(input, label, curve='ROC', num_thresholds=4095, topk=1, slide_steps=1)
     """,
 )
+
+
+def accuracy(input, label, k=1, correct=None, total=None):
+    """Returns the share of rows whose label is among the k largest values."""
+    if correct is not None or total is not None:
+        raise NotImplementedError(
+            "accuracy(): correct and total are not supported\n  "
+            "help: multiply the accuracy by the number of rows: fleet.shape(label)[0]"
+        )
+    return _accuracy(input, label, k)  # noqa: F821
 
 
 def cpu_places(device_count=None):

@@ -1,5 +1,6 @@
 """Layers: ``fleet.static.nn``. They also take the names ``input``, ``param_attr`` and ``act``."""
 
+from fleet._absent import absent as _absent
 from fleet._layers import define as _define
 from fleet._layers import old_spellings as _old_spellings
 
@@ -30,3 +31,5 @@ _define(
 
 fc = _old_spellings(fc)  # noqa: F821
 embedding = _old_spellings(embedding)  # noqa: F821
+
+__getattr__ = _absent(__name__)

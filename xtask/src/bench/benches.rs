@@ -117,6 +117,23 @@ pub const BENCHES: &[Bench] = &[
         peers: &[peer("torch", "torch/resnet50.py"), peer("paddle", "paddle/resnet50.py")],
         target: None,
     },
+    // Python beside Rust, in turn. The first two are limits: a smaller result is better.
+    Bench { name: "py/import", unit: "ms beyond numpy", peers: &[], target: None },
+    Bench { name: "py/run_overhead", unit: "us beyond Rust", peers: &[], target: None },
+    Bench { name: "py/wide_deep_vs_rust", unit: "of Rust's speed", peers: &[], target: Some(1.0) },
+    Bench {
+        name: "py/wide_deep_script_vs_rust",
+        unit: "of Rust's speed",
+        peers: &[],
+        target: Some(1.0),
+    },
+    // One script on Fleet and on Paddle.
+    Bench {
+        name: "py/wide_deep_script_vs_paddle",
+        unit: "samples/s",
+        peers: PS_PEER_2,
+        target: None,
+    },
     Bench {
         name: "data/multislot_parse_vs_500MBps",
         unit: "MB/s",

@@ -2,6 +2,7 @@
 
 use super::benches::{Bench, PeerScript};
 use super::is_comm;
+use crate::python;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::path::Path;
@@ -36,7 +37,15 @@ pub fn build(checkout: &Path, root: &Path, chosen: &[&Bench]) -> Result<(), Stri
         };
     packages(|name| name.starts_with("launch/"), &["--package", "fleet-cli"])?;
     packages(is_comm, &["--package", "fleet-comm", "--example", "all_reduce"])?;
-    packages(|name| !is_comm(name), &["--package", "fleet-bench"])
+    packages(|name| !is_comm(name), &["--package", "fleet-bench"])?;
+    match chosen.iter().any(|bench| is_python(bench.name)) {
+        true => python::optimized(checkout).map(drop),
+        false => Ok(()),
+    }
+}
+
+fn is_python(name: &str) -> bool {
+    name.starts_with("py/")
 }
 
 fn build_package(checkout: &Path, root: &Path, args: &[&str]) -> Result<(), String> {
@@ -68,6 +77,15 @@ impl Place<'_> {
 }
 
 pub fn run_ours(place: &Place<'_>, name: &str, threads: usize) -> Result<Value, String> {
+    if is_python(name) {
+        let mut command = Command::new(place.checkout.join("target/python-bench/bin/python"));
+        command.arg(place.root.join("bench").join(name).with_extension("py"));
+        command.args(["--threads", &threads.to_string()]).current_dir(place.root);
+        // Scripts that compare with Rust run this program.
+        command.env("FLEET_BENCH", place.checkout.join("target/release/fleet-bench"));
+        let output = command.output().map_err(|error| format!("cannot start {name}: {error}"))?;
+        return last_json(name, &output);
+    }
     let mut command = cargo(place.checkout, place.root);
     // Ranks are processes of one thread, and need only collectives.
     let program: &[&str] = match is_comm(name) {

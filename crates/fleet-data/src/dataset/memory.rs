@@ -50,10 +50,16 @@ pub struct InMemoryDataset {
     /// Order in which records are handed out.
     order: Arc<Vec<RowRef>>,
     skipped: Skipped,
-    preload: Option<JoinHandle<Result<Loaded>>>,
+    preload: Option<Preload>,
     loaded: bool,
     local_shuffles: u64,
     global_shuffles: u64,
+}
+
+/// A load in progress.
+struct Preload {
+    thread: JoinHandle<Result<Loaded>>,
+    stop: Arc<AtomicBool>,
 }
 
 /// Result of a load.
@@ -153,22 +159,54 @@ impl InMemoryDataset {
                 .help("call wait_preload_done first"));
         }
         let options = self.options.clone();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("fleet-preload".into());
-        let handle = thread
-            .spawn(move || load(&options, &files))
+        let thread = thread
+            .spawn(move || load(&options, &files, &stopped))
             .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
-        self.preload = Some(handle);
+        self.preload = Some(Preload { thread, stop });
         Ok(())
+    }
+
+    /// Returns whether [`InMemoryDataset::wait_preload_done`] would return at once.
+    pub fn preload_is_done(&self) -> bool {
+        self.preload.as_ref().is_none_or(|preload| preload.thread.is_finished())
+    }
+
+    /// Cancels a load in progress: its thread ends soon, and its commands at once.
+    ///
+    /// ```
+    /// # use fleet_data::{DatasetOptions, InMemoryDataset, Schema, Slot, TextFiles};
+    /// # let path = std::env::temp_dir().join(format!("cancel-{}", std::process::id()));
+    /// # std::fs::write(&path, "1 7\n").unwrap();
+    /// # let schema = Schema::new([Slot::dense_ids("id", [1])])?;
+    /// # let options = DatasetOptions::new(TextFiles::multi_slot(&schema))?;
+    /// # let mut dataset = InMemoryDataset::new(options)?;
+    /// dataset.set_filelist([&path])?;
+    /// dataset.preload_into_memory()?;
+    /// dataset.cancel_preload();
+    /// assert!(dataset.preload_is_done() && dataset.wait_preload_done().is_err());
+    /// dataset.load_into_memory()?;
+    /// assert_eq!(dataset.memory_data_size(), 1);
+    /// # std::fs::remove_file(&path).unwrap();
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn cancel_preload(&mut self) {
+        if let Some(preload) = self.preload.take() {
+            preload.stop.store(true, Ordering::Relaxed);
+            self.options.format.stop();
+        }
     }
 
     /// Waits for [`InMemoryDataset::preload_into_memory`] and makes its records the current ones.
     pub fn wait_preload_done(&mut self) -> Result<()> {
-        let Some(handle) = self.preload.take() else {
+        let Some(preload) = self.preload.take() else {
             return Err(
                 Error::invalid("no load in progress").help("call preload_into_memory first")
             );
         };
-        let loaded = handle.join().map_err(|_| reader_panicked())??;
+        let loaded = preload.thread.join().map_err(|_| reader_panicked())??;
         self.set_blocks(loaded.blocks);
         self.skipped = loaded.skipped;
         self.loaded = true;
@@ -338,15 +376,15 @@ fn in_order(blocks: &[Block]) -> Vec<RowRef> {
 }
 
 /// Reads all files. If several fail, returns the error of the first file.
-fn load(options: &DatasetOptions, files: &[PathBuf]) -> Result<Loaded> {
-    let (next, stop, bytes) = (AtomicUsize::new(0), AtomicBool::new(false), AtomicUsize::new(0));
+fn load(options: &DatasetOptions, files: &[PathBuf], stop: &AtomicBool) -> Result<Loaded> {
+    let (next, bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
     type Slot = Mutex<Option<Result<Loaded>>>;
     let outcomes: Vec<Slot> = files.iter().map(|_| Mutex::new(None)).collect();
     let work = || {
         while !stop.load(Ordering::Relaxed) {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(file) = files.get(index) else { break };
-            let outcome = load_file(options, file, &bytes);
+            let outcome = load_file(options, file, &bytes, stop);
             if outcome.is_err() {
                 stop.store(true, Ordering::Relaxed);
             }
@@ -372,12 +410,18 @@ fn load(options: &DatasetOptions, files: &[PathBuf]) -> Result<Loaded> {
     Ok(all)
 }
 
-fn load_file(options: &DatasetOptions, file: &Path, total: &AtomicUsize) -> Result<Loaded> {
+fn load_file(
+    options: &DatasetOptions,
+    file: &Path,
+    total: &AtomicUsize,
+    stop: &AtomicBool,
+) -> Result<Loaded> {
     let mut reader = options.format.open(file)?;
     let mut blocks = Vec::new();
     loop {
         let mut block = Block::new(options.format.schema());
-        if reader.read(BLOCK_ROWS, &mut block)? == 0 {
+        // After a stop nothing that was loaded is used.
+        if reader.read(BLOCK_ROWS, &mut block)? == 0 || stop.load(Ordering::Relaxed) {
             break;
         }
         block.shrink();

@@ -1,9 +1,12 @@
 //! The mode of a job, and command lines that are refused.
 
 use crate::{cluster, options, words};
+use fleet_launch::Builtins;
 use fleet_launch::flags::{Given, unknown_flag};
 use fleet_launch::options::{ElasticLevel, Mode, Options};
+use fleet_launch::script::Program;
 use fleet_topology::Env;
+use std::path::Path;
 
 #[test]
 fn flags_decide_the_mode() {
@@ -48,6 +51,35 @@ fn names_and_spellings() {
     assert!(!given("t.py").is_given("ips") && !given("--servers= t.py").is_given("servers"));
 }
 
+/// With `--compat`, a script is started by the Python module that makes `import paddle` work.
+#[test]
+fn compat_starts_scripts_through_the_package() {
+    let script = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compat.py");
+    std::fs::write(&script, "").unwrap();
+    let script = script.display();
+    let builtins =
+        Builtins { argument: "__demo", prefix: "demo:", names: &["lenet"], not_on_servers: &[] };
+    let argv = |line: &str| {
+        let options = options(line, &Env::new())?;
+        let own = Path::new("fleetrun");
+        Program::resolve(&options, &Env::new(), &builtins, own).map(|program| program.argv)
+    };
+    let compat = "--python /bin/sh --compat=paddle";
+    assert_eq!(
+        argv(&format!("{compat} {script} --lr 1")).unwrap(),
+        words(&format!("/bin/sh -u -m fleet.compat {script} --lr 1"))
+    );
+    assert_eq!(
+        argv(&format!("{compat} --module train")).unwrap(),
+        words("/bin/sh -u -m fleet.compat -m train")
+    );
+    for not_python in ["/bin/sh", "demo:lenet"] {
+        let error = argv(&format!("{compat} {not_python}")).unwrap_err().to_string();
+        assert!(error.contains("--compat needs a Python script"), "{error}");
+        assert!(error.contains(not_python), "{error}");
+    }
+}
+
 #[test]
 fn wrong_command_lines_say_what_to_do() {
     let check = |line: &str, parts: &[&str]| {
@@ -89,6 +121,7 @@ fn wrong_command_lines_say_what_to_do() {
     check("--server_num 1 t.py", &["needs servers and workers", "1 server, 0 workers"]);
     check("--server_num 1 --servers a:1 --worker_num 1 t.py", &["--server_num and --servers"]);
     check("--nproc_per_node 0 t.py", &["1 to 4096"]);
+    check("--compat torch t.py", &["--compat is not understood", "expected paddle"]);
     check("--nproc_per_node two t.py", &["--nproc_per_node is not understood", "'two'"]);
     check("--nnodes 2 t.py", &["need a place to meet", "--master HOST:PORT"]);
     check("--nnodes 3 --ips a,b t.py", &["--nnodes and --ips do not agree", "expected 2"]);

@@ -177,8 +177,8 @@ impl Fleet {
         self.prepare_worker(programs, job, options)?.start()
     }
 
-    /// The first part of [`Fleet::init_worker`]: connects to all servers and runs the startup
-    /// program. Until [`PreparedWorker::start`], the other workers wait, and the worker may load
+    /// The first part of [`Fleet::init_worker`]: runs the startup program and connects to all
+    /// servers. Until [`PreparedWorker::start`], the other workers wait, and the worker may load
     /// parameters.
     pub fn prepare_worker(
         &self,
@@ -186,22 +186,45 @@ impl Fleet {
         job: &ServerJob,
         options: ExecOptions,
     ) -> Result<PreparedWorker<'_>> {
+        self.prepare_worker_with(self.worker_session(programs, job, options)?, job)
+    }
+
+    /// Opens the session of a worker, which runs the startup program.
+    /// [`Fleet::prepare_worker_with`] connects it to the servers.
+    pub fn worker_session(
+        &self,
+        programs: Programs,
+        job: &ServerJob,
+        options: ExecOptions,
+    ) -> Result<Session> {
         if !self.is_worker() {
             return Err(Error::invalid("this process is not a worker").got(self.topology().role()));
         }
         self.reporter().joined();
-        let prepare = || -> Result<PreparedWorker<'_>> {
-            let communication = communicator_options(&job.strategy, self.env())?;
+        let open = || -> Result<Session> {
             let options = self.on_own_cores(options)?;
             self.print_in_force(&job.strategy, &exec_options(&job.strategy, options.clone()));
+            Worker::startup(programs, job, options)
+                .map_err(|error| at_worker(error, self.topology().rank()))
+        };
+        open().inspect_err(|error| self.reporter().failed(error))
+    }
+
+    /// As [`Fleet::prepare_worker`], with a session of [`Fleet::worker_session`], whose parameters
+    /// may have been loaded.
+    pub fn prepare_worker_with(
+        &self,
+        session: Session,
+        job: &ServerJob,
+    ) -> Result<PreparedWorker<'_>> {
+        let prepare = || -> Result<PreparedWorker<'_>> {
+            let communication = communicator_options(&job.strategy, self.env())?;
             let servers = self.servers(job)?;
             if self.env().switch(names::PSERVER_DEBUG)?.unwrap_or(false) {
                 let worker = self.topology().rank();
                 let text = job.plan.worker_descriptor(job.place);
                 note(format_args!("tables of worker {worker}:\n{text}"));
             }
-            let session = Worker::startup(&servers, programs, job, options)
-                .map_err(|error| at_worker(error, self.topology().rank()))?;
             Ok(PreparedWorker::new(session, servers, job, communication, Some(self)))
         };
         prepare().inspect_err(|error| self.reporter().failed(error))

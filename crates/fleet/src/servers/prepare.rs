@@ -7,10 +7,11 @@ use super::{ServerJob, Worker};
 use crate::save::persistables;
 use crate::{Fleet, Session};
 use fleet_base::Result;
-use fleet_exec::ExecOptions;
-use fleet_ir::Var;
+use fleet_exec::{ExecOptions, Scope};
+use fleet_ir::{Program, Var};
 use fleet_nn::Programs;
 use fleet_ps::{CommunicatorOptions, Servers};
+use fleet_topology::Env;
 use std::path::Path;
 
 /// A worker whose startup program has run, and that has not joined the others yet.
@@ -65,8 +66,23 @@ impl Worker {
         communication: CommunicatorOptions,
     ) -> Result<PreparedWorker<'static>> {
         let servers = servers.into();
-        let session = Worker::startup(&servers, programs, job, options)?;
+        let session = Worker::startup(programs, job, options)?;
         Ok(PreparedWorker::new(session, servers, job, communication, None))
+    }
+}
+
+impl ServerJob {
+    /// Loads variables into the scope of a session before it becomes a worker, as
+    /// [`PreparedWorker::load_vars`] does. `env` has settings of the client of a remote folder.
+    pub fn load_vars(
+        &self,
+        env: Option<&Env>,
+        dir: impl AsRef<Path>,
+        program: &Program,
+        scope: &mut Scope,
+        names: &[&str],
+    ) -> Result<()> {
+        load_named(&save_fs(&self.strategy, env), dir.as_ref(), program, scope, names)
     }
 }
 
@@ -87,9 +103,9 @@ impl<'f> PreparedWorker<'f> {
     ///
     /// [`fleet::save_persistables`]: crate::save_persistables
     pub fn load_vars(&mut self, dir: impl AsRef<Path>, names: &[&str]) -> Result<()> {
-        let fs = save_fs(&self.job.strategy, self.fleet.map(Fleet::env));
+        let env = self.fleet.map(Fleet::env);
         let Session { programs, scope, .. } = &mut self.session;
-        load_named(&fs, dir.as_ref(), &programs.main, scope, names)
+        self.job.load_vars(env, dir, &programs.main, scope, names)
     }
 
     /// As [`load_vars`](Self::load_vars), for the persistable variables for which `which` returns
@@ -99,10 +115,10 @@ impl<'f> PreparedWorker<'f> {
         dir: impl AsRef<Path>,
         which: impl Fn(&Var) -> bool,
     ) -> Result<()> {
-        let fs = save_fs(&self.job.strategy, self.fleet.map(Fleet::env));
+        let env = self.fleet.map(Fleet::env);
         let Session { programs, scope, .. } = &mut self.session;
         let names = persistables(&programs.main, |var| var.persistable && which(var));
-        load_named(&fs, dir.as_ref(), &programs.main, scope, &names)
+        self.job.load_vars(env, dir, &programs.main, scope, &names)
     }
 
     /// Joins the other workers: worker 0 sends its parameters, and the others pull them. Servers

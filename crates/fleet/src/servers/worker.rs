@@ -92,21 +92,16 @@ impl Worker {
         communication: CommunicatorOptions,
     ) -> Result<Worker> {
         let servers = servers.into();
-        let session = Worker::startup(&servers, programs, job, options)?;
+        let session = Worker::startup(programs, job, options)?;
         Worker::join(servers, session, job, communication)
     }
 
     /// Runs the startup program.
     pub(super) fn startup(
-        servers: &Servers,
         programs: Programs,
         job: &ServerJob,
         options: ExecOptions,
     ) -> Result<Session> {
-        if *servers.job() != job.tables {
-            return Err(Error::invalid("the servers' tables differ from those of the program")
-                .help("give servers and workers the same network and strategy"));
-        }
         let options = options_of_worker(exec_options(&job.strategy, options), job.place.worker);
         Session::with_executor(programs, Executor::new(options))
             .map_err(|error| with_table_sizes(job, error))
@@ -119,6 +114,10 @@ impl Worker {
         job: &ServerJob,
         communication: CommunicatorOptions,
     ) -> Result<Worker> {
+        if *servers.job() != job.tables {
+            return Err(Error::invalid("the servers' tables differ from those of the program")
+                .help("give servers and workers the same network and strategy"));
+        }
         let earlier_progress;
         let sender = match job.plan.exchange {
             Exchange::Geo { k_steps } => {

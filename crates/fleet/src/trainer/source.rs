@@ -3,6 +3,7 @@
 use fleet_base::{Error, Result, text};
 use fleet_data::{
     Batch, BatchSource, Cursor, DataLoader, Dataset, InMemoryDataset, Loader, Prefetch,
+    TensorDataset,
 };
 use fleet_tensor::Tensor;
 
@@ -223,6 +224,22 @@ fn dataset_pass<D: Dataset + ?Sized>(dataset: &D, from: Position) -> Result<Box<
 impl Source for InMemoryDataset {
     fn pass(&mut self, epoch: u64, from: Position) -> Result<Box<dyn Pass + '_>> {
         self.shuffle_for_epoch(epoch);
+        dataset_pass(self, from)
+    }
+
+    fn batches_after(&self, from: Position) -> Option<u64> {
+        Source::batches_after(&self, from)
+    }
+
+    fn redistribute(&self, from: Position, saved: usize, now: usize) -> Position {
+        redistributed(from, saved, now)
+    }
+}
+
+/// Every epoch has its own order, if the dataset has a seed ([`TensorDataset::shuffle_by`]).
+impl Source for TensorDataset {
+    fn pass(&mut self, epoch: u64, from: Position) -> Result<Box<dyn Pass + '_>> {
+        self.start_epoch(epoch);
         dataset_pass(self, from)
     }
 

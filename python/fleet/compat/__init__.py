@@ -1,0 +1,169 @@
+"""Scripts that are written for Paddle: ``import paddle`` is the package ``fleet``.
+
+::
+
+    import fleet.compat
+
+    fleet.compat.install()
+    import paddle
+
+``python -m fleet.compat script.py`` and ``fleetrun --compat=paddle script.py`` run a script that is
+not changed. A module of Paddle is the same object as the module of this package, so both names may
+be used in one program. An installed Paddle is hidden only by these calls.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+import numpy as np
+
+from fleet import _executor
+from fleet._absent import advice
+
+#: Names of modules, and the modules that they stand for. The longest name that fits applies, also
+#: to the modules below it.
+NAMES = {
+    "paddle": "fleet",
+    "paddle.base": "fleet.fluid",
+    "paddle.common_ops_import": "fleet.fluid",
+    "paddle.distributed.metrics": "fleet.distributed.fleet.metrics",
+    "paddle.fleet": "fleet.distributed.fleet",
+    "paddle.fluid.core": "fleet.core",
+    "paddle.fluid.incubate.data_generator": "fleet.distributed.fleet.data_generator",
+    "paddle.fluid.incubate.fleet.base": "fleet.distributed.fleet.base",
+    "paddle.fluid.metrics": "fleet.metric",
+    "paddle.fluid.param_attr": "fleet.fluid",
+    "paddle.fluid.regularizer": "fleet.regularizer",
+    "paddle.fluid.unique_name": "fleet.utils.unique_name",
+    "paddle.incubate": "fleet.fluid.incubate",
+    "fleetx": "fleet.compat.fleetx",
+}
+
+#: Packages without a counterpart, and the alternative.
+UNSUPPORTED = {
+    "plsc": "the classifier is not divided over workers: write it with fleet.static.nn.fc and "
+    "fleet.nn.functional.softmax_with_cross_entropy",
+}
+
+
+class UnsupportedModule(ImportError, NotImplementedError):
+    """A module of Paddle that the package does not have. The text names the alternative."""
+
+
+def target(name):
+    """Returns the module that a name of Paddle stands for, or None for other names."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        found = NAMES.get(".".join(parts[:count]))
+        if found is not None:
+            return ".".join([found, *parts[count:]])
+    return None
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of `NAMES`, and tells the alternatives of those that are not supported."""
+
+    def find_spec(self, fullname, path=None, target_module=None):
+        root = fullname.partition(".")[0]
+        if root in UNSUPPORTED:
+            raise _unsupported(fullname, f"{root} is not supported", UNSUPPORTED[root])
+        if root == "fleet":
+            # `from paddle import DataParallel` asks for a module of this name when the package has
+            # no such attribute.
+            module, _, name = fullname.rpartition(".")
+            known = advice(module, name)
+            if known is not None:
+                raise _unsupported(fullname, f"{module} does not support {name}", known)
+            return None
+        meant = target(fullname)
+        if meant is None:
+            return None
+        try:
+            own = importlib.util.find_spec(meant)
+        except ModuleNotFoundError:
+            own = None
+        if own is None:
+            text = f"Fleet has no module '{meant}' for {fullname}"
+            raise _unsupported(fullname, text, "docs/python.md lists the modules")
+        is_package = own.submodule_search_locations is not None
+        return importlib.machinery.ModuleSpec(fullname, _Loader(own), is_package=is_package)
+
+
+class _Loader(importlib.abc.InspectLoader):
+    """Loads a name of Paddle: the module itself, not a copy."""
+
+    def __init__(self, own):
+        self._own = own
+
+    def create_module(self, spec):
+        return importlib.import_module(self._own.name)
+
+    def exec_module(self, module):
+        # The module has run under its own name, which it keeps.
+        module.__spec__ = self._own
+
+    def get_code(self, fullname):
+        """Returns the code of the module, for ``python -m paddle.distributed.launch``."""
+        return self._own.loader.get_code(self._own.name)
+
+    def get_source(self, fullname):
+        """Returns the text of the module."""
+        return self._own.loader.get_source(self._own.name)
+
+
+def _unsupported(name, text, advice):
+    return UnsupportedModule(f"{text}\n  help: {advice}", name=name)
+
+
+class _Number(np.ndarray):
+    """An array of one element that is a number too: ``"%.5f" % loss``. Newer NumPy converts
+    arrays without dimensions only; the loss of a batch has one."""
+
+    def __float__(self):
+        return float(self.item())
+
+    def __int__(self):
+        return int(self.item())
+
+
+def _fetched(array):
+    return array.view(_Number) if array.size == 1 and array.ndim else array
+
+
+_finder = _Finder()
+
+
+def path():
+    """Returns the folder that lets other processes import `paddle`, if it is in `PYTHONPATH`."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")
+
+
+def install():
+    """Makes `import paddle`, `fleetx` and their modules resolve to this package. Fetched arrays of
+    one element are numbers from then on, as scripts expect."""
+    if _finder in sys.meta_path:
+        return
+    for name in _imported():
+        raise RuntimeError(
+            f"'{name}' is imported already\n  help: call fleet.compat.install() before the import"
+        )
+    sys.meta_path.insert(0, _finder)
+    _executor.convert_fetched = _fetched
+
+
+def uninstall():
+    """Ends what `install` began. Modules that are imported already stay what they are."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+        _executor.convert_fetched = None
+        for name in _imported():
+            del sys.modules[name]
+
+
+def _imported():
+    roots = {name.partition(".")[0] for name in [*NAMES, *UNSUPPORTED]}
+    return [name for name in sys.modules if name.partition(".")[0] in roots]

@@ -1,0 +1,71 @@
+"""The job that this process has joined."""
+
+import atexit
+import os
+import sys
+import traceback
+
+from fleet import _fleet
+
+from .role_maker import PaddleCloudRoleMaker, Role, _RoleMaker
+from .strategy import DistributedStrategy
+
+_job = None
+
+
+def init(role_maker=None, is_collective=False, strategy=None):
+    """Joins the job that the environment describes, or a role maker.
+
+    With ``is_collective`` all workers exchange gradients, and the call returns when all have
+    joined. Otherwise the job has parameter servers. A process without a launcher is worker 0 of 1,
+    and has the tables of a server in its own memory.
+    """
+    global _job
+    if role_maker is None:
+        role_maker = PaddleCloudRoleMaker(is_collective=is_collective)
+    elif not isinstance(role_maker, _RoleMaker):
+        raise TypeError(f"role_maker: expected a role maker, got {role_maker!r}")
+    elif is_collective and not role_maker._is_collective:
+        raise ValueError(
+            "is_collective=True conflicts with the role maker\n  "
+            f"help: pass it to the role maker: {type(role_maker).__name__}(is_collective=True)"
+        )
+    if strategy is not None and not isinstance(strategy, DistributedStrategy):
+        raise TypeError(f"strategy: expected a DistributedStrategy, got {strategy!r}")
+    place = role_maker._topology()
+    if place.role not in (Role.WORKER, Role.SERVER):
+        raise NotImplementedError(
+            "heterogeneous workers and coordinators are not supported\n  "
+            "help: start the job with servers and workers: fleetrun --server_num=1 --worker_num=2"
+        )
+    _job = _fleet.FleetCell.join(place)
+    atexit.register(_finish, _job, os.getpid())
+
+
+def _finish(job, process):
+    # A worker that ends with an exception has not finished: the launcher stops the others.
+    if job is not _job or getattr(sys, "last_type", None) is not None:
+        return
+    # A fork has no part in the job.
+    if process != os.getpid() or job.topology().role != Role.WORKER:
+        return
+    try:
+        _fleet.stop_worker(job)
+    except BaseException:
+        # The interpreter ignores exceptions here, and the job has failed.
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def joined():
+    """Returns the job."""
+    if _job is None:
+        raise RuntimeError("the job has not been joined\n  help: call fleet.init first")
+    return _job
+
+
+def topology():
+    """Returns the place of this process in the job."""
+    return joined().topology()

@@ -1,0 +1,3 @@
+"""``fleet.fluid.incubate.fleet``: places of the 1.x interface."""
+
+from . import collective

@@ -1,0 +1,83 @@
+//! Ctrl-C during calls that release the interpreter's lock.
+//!
+//! Python raises `KeyboardInterrupt` when the call returns, which is soon for a training step, and
+//! for loops that call `Python::check_signals`. A wait for another process may take long: then the
+//! signal ends this process, as it ends programs that are not written in Python. Notebooks keep
+//! their process, and scripts with a handler of their own decide themselves.
+
+use pyo3::prelude::*;
+use signal_hook::consts::SIGINT;
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+/// Time that a call has to return after Ctrl-C.
+const GRACE: Duration = Duration::from_millis(700);
+
+static MAIN_THREAD: OnceLock<ThreadId> = OnceLock::new();
+/// Number of begun and ended calls of the main thread: odd during a call.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+/// Starts to watch for Ctrl-C. The thread that imports the module is the main thread.
+pub fn watch() {
+    if MAIN_THREAD.set(thread::current().id()).is_err() {
+        return;
+    }
+    // Without it, Ctrl-C takes effect when the call returns.
+    let Ok(mut signals) = Signals::new([SIGINT]) else { return };
+    let watcher = move || signals.forever().for_each(|_| end_long_call());
+    let _ = thread::Builder::new().name("fleet-ctrl-c".to_string()).spawn(watcher);
+}
+
+fn end_long_call() {
+    let call = CALLS.load(SeqCst);
+    if call.is_multiple_of(2) {
+        return;
+    }
+    thread::sleep(GRACE);
+    if CALLS.load(SeqCst) == call && Python::attach(ends_process).unwrap_or(false) {
+        fleet_base::output::error_line("fleet: interrupted");
+        let _ = emulate_default_handler(SIGINT);
+    }
+}
+
+/// Returns whether Ctrl-C ends the process: in a script without a handler of its own.
+fn ends_process(py: Python<'_>) -> PyResult<bool> {
+    let signal = py.import("signal")?;
+    let handler = signal.call_method1("getsignal", (SIGINT,))?;
+    let sys = py.import("sys")?;
+    let notebook = sys.getattr("modules")?.contains("ipykernel")?;
+    let interactive =
+        sys.hasattr("ps1")? || sys.getattr("flags")?.getattr("interactive")?.is_truthy()?;
+    Ok(handler.is(&signal.getattr("default_int_handler")?) && !notebook && !interactive)
+}
+
+/// Returns whether the main thread is in a call that has released the interpreter's lock.
+#[pyfunction]
+pub fn in_call() -> bool {
+    !CALLS.load(SeqCst).is_multiple_of(2)
+}
+
+/// A call that works without the interpreter's lock.
+pub struct Call(bool);
+
+impl Call {
+    pub fn begin() -> Call {
+        let is_main = MAIN_THREAD.get() == Some(&thread::current().id());
+        if is_main {
+            CALLS.fetch_add(1, SeqCst);
+        }
+        Call(is_main)
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if self.0 {
+            CALLS.fetch_add(1, SeqCst);
+        }
+    }
+}

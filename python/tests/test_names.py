@@ -1,0 +1,155 @@
+"""The names that the documents use, and those of the interface that they describe."""
+
+import importlib
+import re
+
+import pytest
+
+import documents
+from fleet import compat
+
+#: Modules, and the names in them.
+NAMES = """
+paddle: CPUPlace CUDAPlace ParamAttr add arange argmax assign batch cast concat divide enable_static
+paddle: disable_static exp full full_like in_dynamic_mode is_compiled_with_cuda log matmul max mean
+paddle: min multiply pow reshape scale seed shape split sqrt square squeeze stack subtract sum
+paddle: get_device set_device transpose unsqueeze where core dataset distributed fluid io metric nn optimizer regularizer
+paddle: static utils vision
+paddle.core: EOFException
+paddle.static: BuildStrategy CompiledProgram ExecutionStrategy Executor ParallelExecutor ParamAttr
+paddle.static: Program Variable accuracy append_backward auc cpu_places create_global_var
+paddle.static: create_parameter data default_main_program default_startup_program device_guard
+paddle.static: global_scope gradients load_inference_model load_vars name_scope nn program_guard
+paddle.static: save_inference_model save_vars scope_guard
+paddle.static.Executor: close infer_from_dataset run train_from_dataset
+paddle.static.Program: all_parameters clone global_block list_vars set_state_dict state_dict
+paddle.static.nn: batch_norm conv2d embedding fc layer_norm pool2d sparse_embedding
+paddle.nn: ClipGradByGlobalNorm ClipGradByNorm ClipGradByValue Conv2D Embedding Layer Linear ReLU
+paddle.nn: Sequential functional initializer
+paddle.nn.Layer: add_sublayer parameters set_state_dict state_dict sublayers
+paddle.nn.functional: cross_entropy dropout l1_loss log_loss mse_loss relu sigmoid softmax
+paddle.nn.functional: square_error_cost
+paddle.nn.initializer: Assign Constant KaimingNormal Normal TruncatedNormal Uniform XavierUniform
+paddle.optimizer: Adagrad Adam AdamW Adamax Lamb Momentum RMSProp SGD lr
+paddle.optimizer.lr: CosineAnnealingDecay ExponentialDecay InverseTimeDecay LambdaDecay LinearWarmup
+paddle.optimizer.lr: NaturalExpDecay NoamDecay PiecewiseDecay PolynomialDecay StepDecay
+paddle.regularizer: L1Decay L2Decay
+paddle.metric: accuracy
+paddle.io: DataLoader
+paddle.io.DataLoader: from_generator
+paddle.vision: set_image_backend
+paddle.dataset.flowers: test train valid
+paddle.dataset: cifar flowers imdb imikolov mnist uci_housing
+paddle.utils: unique_name
+paddle.utils.unique_name: generate guard
+paddle.distributed: CountFilterEntry InMemoryDataset ProbabilityEntry QueueDataset ShowClickEntry
+paddle.distributed: fleet get_rank get_world_size metrics
+paddle.distributed.fleet: DistributedStrategy InMemoryDataset MultiSlotDataGenerator
+paddle.distributed.fleet: MultiSlotStringDataGenerator PaddleCloudRoleMaker QueueDataset
+paddle.distributed.fleet: UserDefinedRoleMaker barrier_worker data_generator distributed_optimizer
+paddle.distributed.fleet: init init_server init_worker is_first_worker is_server is_worker
+paddle.distributed.fleet: load_model metrics minimize run_server save_cache_model
+paddle.distributed.fleet: save_inference_model save_persistables server_endpoints server_index
+paddle.distributed.fleet: server_num shrink stop_worker util worker_endpoints worker_index
+paddle.distributed.fleet: worker_num
+paddle.distributed.fleet.MultiSlotDataGenerator: generate_batch generate_sample run_from_memory
+paddle.distributed.fleet.MultiSlotDataGenerator: run_from_stdin set_batch
+paddle.distributed.fleet.base.role_maker: PaddleCloudRoleMaker UserDefinedRoleMaker
+paddle.distributed.fleet.metrics: acc auc mae max min mse rmse sum
+paddle.distributed.fleet.util: all_gather all_reduce barrier get_file_shard print_on_rank
+paddle.distributed.fleet.utils.ps_util: DistributedInfer
+paddle.distributed.metrics: acc auc mae max min mse rmse sum
+paddle.fluid: BuildStrategy CPUPlace CUDAPlace CompiledProgram DistributeTranspiler
+paddle.fluid: DistributeTranspilerConfig ExecutionStrategy Executor ParallelExecutor ParamAttr
+paddle.fluid: Program core default_main_program default_startup_program device_guard global_scope
+paddle.fluid: io layers optimizer program_guard scope_guard
+paddle.fluid.contrib: sparse_embedding
+paddle.fluid.core: EOFException
+paddle.common_ops_import.core: EOFException
+paddle.fluid.incubate.data_generator: MultiSlotDataGenerator
+paddle.fluid.incubate.fleet.collective: DistributedStrategy fleet
+paddle.fluid.io: load_vars save_persistables save_vars
+paddle.fluid.optimizer: LarsMomentumOptimizer MomentumOptimizer SGD
+paddle.fluid.layers: batch_norm conv2d elementwise_add embedding fc pool2d
+fleetx: applications parse_train_configs utils
+fleetx.applications: Resnet50 Word2vec
+fleetx.utils: Downloader
+plsc: Entry
+"""
+
+#: Names that are not supported, with a part of the error that tells the alternative.
+UNSUPPORTED = {
+    "plsc.Entry": "fleet.static.nn.fc",
+}
+
+
+def names():
+    for line in NAMES.strip().splitlines():
+        module, _, listed = line.partition(": ")
+        for name in listed.split():
+            yield f"{module}.{name}"
+
+
+@pytest.fixture
+def installed():
+    compat.install()
+    yield
+    compat.uninstall()
+
+
+def resolved(name):
+    """Imports the longest module of a dotted name, and returns the attribute that is left."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        except compat.UnsupportedModule:
+            if count == 1:
+                raise
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - set(UNSUPPORTED)))
+def test_a_documented_name(installed, name):
+    assert resolved(name) is not None
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_name_that_is_not_supported(installed, name):
+    with pytest.raises(NotImplementedError) as caught:
+        resolved(name)
+    assert UNSUPPORTED[name] in str(caught.value)
+
+
+#: What the listings call the modules.
+SHORT = {
+    "fleet": "paddle.distributed.fleet",
+    "fluid": "paddle.fluid",
+    "role_maker": "paddle.distributed.fleet.base.role_maker",
+    "X": "fleetx",
+}
+
+
+@pytest.mark.skipif(documents.folder() is None, reason="the documents are not here")
+def test_every_name_in_a_listing_is_listed(installed):
+    known = set(names()) | {name.rpartition(".")[0] for name in names()}
+    known |= {compat.target(name) or name for name in known}
+    roots = "|".join(["paddle", *SHORT])
+    missing = {}
+    for document in ["000", "001", "002", "003", "004"]:
+        for key, listing in documents.listings(document).items():
+            if document == "002" and not documents.is_python(listing):
+                continue
+            code = re.sub(r"#.*|'[^'\n]*'|\"[^\"\n]*\"", "", listing.text)
+            for found in re.findall(rf"(?<![\w.])(?:{roots})(?:\.\w+)+", code):
+                root, _, rest = found.partition(".")
+                name = f"{SHORT.get(root, root)}.{rest}"
+                if not known & {name, compat.target(name)}:
+                    missing[name] = key
+    assert not missing
