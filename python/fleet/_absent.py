@@ -19,6 +19,7 @@ _NAMES = {
         "DataParallel": _JOBS,
         "Model": _LAYERS,
         "grad": "fleet.static.gradients",
+        "inference": "fleet.static.load_inference_model, and run the program",
         "jit": "layers always write a program: fleet.static",
         "load": "fleet.static.load_vars or load_inference_model",
         "no_grad": "set stop_gradient of variables",
@@ -51,13 +52,7 @@ _NAMES = {
     },
     "fleet.static.nn": {name: _BRANCHES for name in ["case", "cond", "switch_case", "while_loop"]},
     "fleet.vision": {name: _FEED for name in ["datasets", "models", "transforms"]},
-    "fleet.compat.fleetx": {},
     "fleet.fluid": {
-        "DistributeTranspiler": "on servers, fleet.distributed.fleet.distributed_optimizer with "
-        "DistributedStrategy.a_sync; for mode 'nccl2', fleet.init(is_collective=True); "
-        "programs by transpile() need the Rust API: fleet::servers",
-        "DistributeTranspilerConfig": "fleet.distributed.fleet.DistributedStrategy; "
-        "programs by transpile() need the Rust API: fleet::servers",
         "dygraph": _LAYERS,
         "memory_optimize": "leave it out: the executor plans memory",
         "release_memory": "leave it out: the executor plans memory",
@@ -73,8 +68,6 @@ _NAMES = {
         "get_world_size": "fleet.distributed.fleet.worker_num",
         "init_parallel_env": "fleet.distributed.fleet.init(is_collective=True)",
         "spawn": "start the script with fleetrun",
-    },
-    "fleet.distributed.fleet": {
     },
 }
 

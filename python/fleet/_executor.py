@@ -188,6 +188,8 @@ class Executor:
         scope = global_scope() if scope is None else scope
         if not isinstance(scope, Scope):
             raise TypeError(f"scope: expected a Scope, got {scope!r}")
+        if type(program) is not Program and program._begin(self, scope):
+            return []
         if started_loaders:
             feed = _with_batches(program, feed)
         feeds, fetches = _feeds(feed), _names(fetch_list)

@@ -25,6 +25,10 @@ class Program:
         program._cell = cell
         return program
 
+    def _begin(self, executor, scope):
+        """What a kind of program does before a run. Returns whether that was the run."""
+        return False
+
     @staticmethod
     def parse(text):
         """Reads the text form of a program."""

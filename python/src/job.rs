@@ -25,6 +25,11 @@ pub struct FleetCell {
 }
 
 impl FleetCell {
+    /// Returns a cell for a job that has been joined.
+    pub fn of(fleet: Arc<Fleet>, job: Arc<Job>) -> FleetCell {
+        FleetCell { fleet, job: Mutex::new(Some(job)), server: Mutex::default() }
+    }
+
     /// Returns the job of the last `minimize`.
     pub fn job(&self) -> PyResult<Arc<Job>> {
         let job = self.job.lock().ok().and_then(|job| job.clone());

@@ -28,6 +28,7 @@ mod session;
 mod strategy;
 mod topology;
 mod trainer;
+mod transpiler;
 
 /// The module `fleet._fleet`.
 #[pyo3::pymodule(gil_used = true)]
@@ -65,6 +66,8 @@ mod _fleet {
     use crate::strategy::StrategyCell;
     #[pymodule_export]
     use crate::topology::TopologyCell;
+    #[pymodule_export]
+    use crate::transpiler::{TranspiledCell, TranspilerConfigCell, transpile};
 
     #[pymodule_init]
     fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -38,8 +38,11 @@ class Listing:
 
 
 class Mend:
-    """A typing error of a document: in a line, `old` becomes `new`. A `new` that ends in a backslash
-    joins the next line to it, whose indentation is dropped. ``until`` applies it to more lines."""
+    """A typing error of a document: in a line, `old` becomes `new`.
+
+    A `new` that ends in a backslash joins the next line to it, whose indentation is dropped.
+    ``until`` applies it to more lines.
+    """
 
     def __init__(self, place, old, new, why, until=None):
         self.document, line = place.split(":")
@@ -77,13 +80,16 @@ MENDS = [
     Mend("002:3086", '["train_files_path"]', '["train_files_path"]]', "a bracket is missing"),
     Mend("002:3198", "", "    ", "the indentation is lost at the break of the page", until=3199),
     Mend("002:3288", "dirname=path", "dirname=dirname", "another name of the variable"),
+    Mend("002:3341", "    ", "", "the loop around it is missing", until=3343),
     Mend("002:3389", 'name="total_', 'name="total_\\', "a line that is wrapped"),
     Mend("002:3395", "fill_", "fill_\\", "a line that is wrapped"),
     Mend("002:3411", "/ float(global_", "/ float(global_\\", "a line that is wrapped"),
     Mend("002:3495", "fill_", "fill_\\", "a line that is wrapped"),
     Mend("002:3621", "paddle.metrics", "fleet.metrics", "the module of the function above"),
     Mend("002:3738", "paddle.default", "paddle.static.default", "the module is static"),
-    Mend("002:3752", "dist_infer =", "\n    dist_infer =", "a line is printed as the rest of another"),
+    Mend(
+        "002:3752", "dist_infer =", "\n    dist_infer =", "a line is printed as the rest of another"
+    ),
     Mend("002:3771", "            except", "    except", "the indentation", until=3771),
     Mend("002:3772", "        reader", "    reader", "the indentation"),
     Mend("002:3800", "batch_", "batch_\\", "a line that is wrapped"),

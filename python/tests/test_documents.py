@@ -86,6 +86,16 @@ class WideDeepModel:
             predict, label, num_thresholds=2**12)
         self.cost = self.loss = paddle.mean(
             paddle.fluid.layers.cross_entropy(predict, label))
+        self.loader = paddle.io.DataLoader.from_generator(
+            feed_list=self.inputs, capacity=4, iterable=False)
+
+batch_size = 16
+
+def WideDeepDataset(data_path):
+    def samples():
+        for feed in batches(10):
+            yield from zip(*(feed[name] for name in ["dense_input", *SLOTS, "label"]))
+    return samples
 
 def batches(count, size=16):
     rng = np.random.default_rng(0)
@@ -166,6 +176,62 @@ ONE_ONE = "--server_num=1 --worker_num=1"
 
 PS = "--server_num=1 --worker_num=2"
 
+#: The model of the listings of document 002 from line 499 on, smaller.
+RESNET = """
+import paddle
+
+paddle.dataset.flowers.SAMPLES["train"] = 28
+
+class ResNet:
+    def __init__(self, layers):
+        assert layers == 50
+
+    def net(self, input, class_dim):
+        x = paddle.static.nn.conv2d(input, 4, 7, stride=4, bias_attr=False)
+        x = paddle.static.nn.batch_norm(x, act="relu")
+        x = paddle.fluid.layers.pool2d(x, pool_type="avg", global_pooling=True)
+        return paddle.static.nn.fc(x, class_dim)
+"""
+
+#: A model with the inputs of the reader of document 002, line 2968.
+CRITEO = """
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+import config
+
+paddle.enable_static()
+fleet.init(is_collective=True)
+
+class model:
+    dense = paddle.static.data("dense_input", [None, 13])
+    ids = [paddle.static.data(f"C{i}", [None, 1], "int64") for i in range(1, 27)]
+    label = paddle.static.data("label", [None, 1], "int64")
+    inputs = [dense, *ids, label]
+    rows = paddle.static.nn.embedding(paddle.concat(ids, axis=1), [1000001, 2], is_sparse=True)
+    x = paddle.concat([paddle.flatten(rows, 1), dense], axis=1)
+    cost = paddle.nn.functional.cross_entropy(paddle.static.nn.fc(x, 2), label)
+
+fleet.distributed_optimizer(paddle.optimizer.SGD(0.1)).minimize(model.cost)
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+    raise SystemExit
+exe = paddle.static.Executor(threads=1)
+exe.run(paddle.static.default_startup_program())
+"""
+
+CONFIG = """
+config = {"batch_size": 8, "thread_num": 1, "train_files_path": "part-0"}
+"""
+
+#: 32 lines of a click log: a label, 13 numbers, 26 words.
+TABLE = "".join(
+    "\t".join([str(row % 2), "0", "1", "1", *["0"] * 9, "", *[f"w{row % 3}{c}" for c in range(26)]])
+    + "\n"
+    for row in range(32)
+)
+
 MOMENTUM = "paddle.optimizer.Momentum(0.1, 0.9)"
 
 
@@ -191,21 +257,30 @@ class Case:
 
     @property
     def keys(self):
-        return [part for part in self.parts if re.fullmatch(r"\d{3}:\d+", part)]
+        listed = [text for text in self.files.values() if isinstance(text, list)]
+        return [part for parts in [self.parts, *listed] for part in parts if is_key(part)]
 
     def script(self):
-        lines = []
-        for part in self.parts:
-            if part in self.keys:
-                listing = documents.listings(part[:3])[part]
-                lines += [f"# {part}", listing.text]
-            else:
-                lines.append(part)
-        text = "\n".join(lines)
+        text = joined(self.parts)
         for old, new in self.edits:
             assert old in text, f"{self.name}: '{old}' is not in the program"
             text = text.replace(old, new)
         return text
+
+
+def is_key(part):
+    return re.fullmatch(r"\d{3}:\d+", part)
+
+
+def joined(parts):
+    """Returns parts as a text."""
+    lines = []
+    for part in parts:
+        if is_key(part):
+            lines += [f"# {part}", documents.listings(part[:3])[part].text]
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
 def strategies(document, *lines, fails=None, optimizer=""):
@@ -247,6 +322,28 @@ CASES = [
         shown=[r"image \(32, 3, 224, 224\)", "samples are generated"],
     ),
     Case(
+        "001-infinite",
+        [
+            COLLECTIVE,
+            NETWORK,
+            "import itertools\n"
+            "xrange, NUM_PASSES, iters_per_pass = range, 2, range(5)\n"
+            "process = lambda line: [np.full(4, float(line), 'float32'), [1.0]]\n"
+            "data_loader = paddle.io.DataLoader.from_generator(\n"
+            "    feed_list=[x, label], capacity=4, iterable=False)\n"
+            "real, seen = paddle.static.Executor(threads=1), []\n"
+            "real.run(paddle.static.default_startup_program())\n"
+            "class exe:\n    @staticmethod\n    def run():\n"
+            "        seen.append(real.run(fetch_list=[x])[0][0, 0])\n"
+            "open('numbers.txt', 'w').write('1\\n2\\n3\\n')",
+            "001:26",
+            "data_loader.set_sample_generator(\n"
+            "    lambda: infinite_reader('numbers.txt'), batch_size=1)\n"
+            "train()\nprint('seen', [int(number) for number in seen])",
+        ],
+        shown=[r"seen \[1, 2, 3, 1, 2, 3, 1, 2, 3, 1\]"],
+    ),
+    Case(
         "001-strategy",
         [
             COLLECTIVE,
@@ -267,30 +364,60 @@ CASES = [
         ],
         fails="4 steps",
     ),
-    Case("002-init", [COLLECTIVE, "optimizer = paddle.optimizer.SGD(0.1)", "002:444", "002:452",
-                      "002:461", "print(type(optimizer).__name__)"], shown=["DistributedOptimizer"]),
+    Case(
+        "002-init",
+        [
+            COLLECTIVE,
+            "optimizer = paddle.optimizer.SGD(0.1)",
+            "002:444",
+            "002:452",
+            "002:461",
+            "print(type(optimizer).__name__)",
+        ],
+        shown=["DistributedOptimizer"],
+    ),
     Case("002-strategies", strategies("002", 748, 808, 1267), shown=["applied.*AMP"]),
     Case("002-levels", strategies("002", 877), how="--nproc_per_node=2", shown=["applied"]),
     Case(
         "002-dgc",
-        [COLLECTIVE, "strategy = fleet.DistributedStrategy()\nstrategy.dgc = True",
-         "002:951", f"finish(strategy, {MOMENTUM})", "002:968", f"finish(strategy, {MOMENTUM})",
-         "002:978", f"finish(strategy, {MOMENTUM})", "002:1047", f"finish(strategy, {MOMENTUM})"],
+        [
+            COLLECTIVE,
+            "strategy = fleet.DistributedStrategy()\nstrategy.dgc = True",
+            "002:951",
+            f"finish(strategy, {MOMENTUM})",
+            "002:968",
+            f"finish(strategy, {MOMENTUM})",
+            "002:978",
+            f"finish(strategy, {MOMENTUM})",
+            "002:1047",
+            f"finish(strategy, {MOMENTUM})",
+        ],
         how="--nproc_per_node=2",
         shown=["applied.*DGC"],
     ),
-    Case("002-localsgd", strategies("002", 1144, 1164), how="--nproc_per_node=2",
-         shown=["applied.*LocalSGD", "AdaptiveLocalSGD"]),
-    Case("002-recompute", [COLLECTIVE, "002:1448", "002:1464",
-                           "print(strategy.recompute_configs['checkpoints'])"],
-         shown=["res5c.add.output.5.tmp_0"]),
+    Case(
+        "002-localsgd",
+        strategies("002", 1144, 1164),
+        how="--nproc_per_node=2",
+        shown=["applied.*LocalSGD", "AdaptiveLocalSGD"],
+    ),
+    Case(
+        "002-recompute",
+        [COLLECTIVE, "002:1448", "002:1464", "print(strategy.recompute_configs['checkpoints'])"],
+        shown=["res5c.add.output.5.tmp_0"],
+    ),
     Case("002-lars", strategies("002", 1667, optimizer=f", {MOMENTUM}"), shown=["applied.*Lars"]),
-    Case("002-lamb", strategies("002", 1780, optimizer=", paddle.optimizer.Adam(0.1)"),
-         shown=["applied.*Lamb"]),
+    Case(
+        "002-lamb",
+        strategies("002", 1780, optimizer=", paddle.optimizer.Adam(0.1)"),
+        shown=["applied.*Lamb"],
+    ),
     Case("002-pipeline", [*strategies("002", 2074)], fails="pipeline"),
-    Case("002-pipeline-configs", [COLLECTIVE, "002:2087",
-                                  "print(dist_strategy.pipeline_configs)"],
-         shown=["micro_batch.*4"]),
+    Case(
+        "002-pipeline-configs",
+        [COLLECTIVE, "002:2087", "print(dist_strategy.pipeline_configs)"],
+        shown=["micro_batch.*4"],
+    ),
     *[
         Case(
             f"002-sparse-{line}",
@@ -306,6 +433,118 @@ CASES = [
         for line, last in [(2847, 4), (2861, 4), (2875, 1), (2889, 4)]
     ],
     Case(
+        "002-resnet",
+        ["002:469", "002:499", "002:557"],
+        how="--gpus=0,1",
+        files={"resnet_static.py": RESNET},
+        edits=[("    epoch = 10", "    epoch = 2"), ("batch_size = 32", "batch_size = 4")],
+        shown=[
+            r"\[Epoch 1, batch 5\] loss: \d+\.\d{5}, acc1: \d",
+            "samples are generated",
+            "programs run on the CPU",
+        ],
+    ),
+    Case(
+        "002-devices",
+        [
+            "import paddle\nfrom paddle.static import nn\npaddle.enable_static()",
+            "002:2047",
+            "002:2066",
+            "loader, loss = build_network()\nloader.set_batch_generator(\n"
+            "    lambda: iter([[[3]], [[4]]]))\nexe = paddle.static.Executor()\n"
+            "exe.run(paddle.static.default_startup_program())\nloader.start()\n"
+            "try:\n    while True:\n        print('loss', exe.run(fetch_list=[loss])[0])\n"
+            "except paddle.core.EOFException:\n    print('end')\n    loader.reset()\n"
+            "print(paddle.static.default_main_program())",
+        ],
+        shown=["loss", "end", "device.*gpu:1"],
+    ),
+    Case(
+        "002-loop",
+        [
+            SERVERS,
+            ON_SERVERS,
+            "avg_cost, reader = model.cost, model.loader\n"
+            "reader.set_sample_generator(WideDeepDataset('.'), batch_size=16)",
+            "002:2252",
+            "    pass",
+            "002:2283",
+        ],
+        how=PS,
+        edits=[("    pass\n# 002:2283\n", "# 002:2283\n    ")],
+        shown=["TRAIN --> pass: 0 loss: "],
+    ),
+    Case(
+        "002-dataset",
+        [
+            CRITEO,
+            "002:2937",
+            "dataset.load_into_memory()\nlosses = []\nfor _ in range(2):\n"
+            "    exe.train_from_dataset(paddle.static.default_main_program(), dataset,\n"
+            "        fetch_list=[model.cost], fetch_info=['cost'], print_period=1)\n"
+            "print('records', dataset.get_memory_data_size())",
+        ],
+        files={"reader.py": ["002:2968", "002:3012"], "config.py": CONFIG, "part-0": TABLE},
+        shown=["records 32", "cost"],
+    ),
+    Case(
+        "002-reader",
+        [
+            "import subprocess\n"
+            "print(subprocess.check_output('cat part-0 | python reader.py', shell=True, text=True))"
+        ],
+        files={"reader.py": ["002:2968", "002:3012"], "part-0": TABLE},
+        shown=[r"13 0\.0 0\.006633499170812604 0\.01 .* 1 \d+ 1 \d+ .* 1 1\n"],
+    ),
+    Case(
+        "002-streaming",
+        [
+            CRITEO.replace("is_collective=True", ""),
+            "import os\nfleet.init_worker()",
+            "002:2937",
+            "model.auc, day, hour = model.cost, 1, 0\n"
+            "exe.train_from_dataset(program=paddle.static.default_main_program(),",
+            "002:3333",
+            "print('saved', os.listdir('output'))",
+        ],
+        how=ONE_ONE,
+        files={
+            "reader.py": ["002:2968", "002:3012"],
+            "part-0": TABLE,
+            "config.py": CONFIG.replace("8", "2"),
+        },
+        edits=[("InMemoryDataset", "QueueDataset")],
+        shown=["avg_auc", "saved .*epoch_1"],
+    ),
+    Case(
+        "002-infer",
+        [SERVERS, ON_SERVERS, "002:3730"],
+        how=PS,
+        edits=[("...\nmodel = WideDeepModel()\nmodel.net(is_train=True)\n", "")],
+        shown=["losses"],
+    ),
+    Case(
+        "002-infer-a-save",
+        [
+            SERVERS,
+            "import sys\nif len(sys.argv) > 1:\n"
+            + re.sub("^", "    ", ON_SERVERS, flags=re.MULTILINE)
+            + "\n    if fleet.is_server():\n        fleet.init_server()\n"
+            "        fleet.run_server()\n"
+            "    else:\n        exe.run(paddle.static.default_startup_program())\n"
+            "        fleet.init_worker()\n        distributed_training(exe, model)\n"
+            "        fleet.save_persistables('init_params')\n        fleet.stop_worker()\n"
+            "    raise SystemExit",
+            "test_main_program = paddle.static.default_main_program()\n"
+            "test_startup_program = paddle.static.default_startup_program()",
+            "002:3781",
+        ],
+        how=PS,
+        first=["save"],
+        edits=[("optimizer.Adam(0.01)", "optimizer.SGD(0.5)")],
+        shown=["TEST ---> batch_idx: 0 loss: 0.0"],
+    ),
+    Case(
         "002-modes",
         [
             SERVERS,
@@ -319,12 +558,19 @@ CASES = [
         how=PS,
         shown=["trained"],
     ),
-    Case("002-server", ["002:2526", "002:2550", "    fleet.run_server()", WORKER_ONLY], how=ONE_ONE,
-         edits=[WAITING]),
+    Case(
+        "002-server",
+        ["002:2526", "002:2550", "    fleet.run_server()", WORKER_ONLY],
+        how=ONE_ONE,
+        edits=[WAITING],
+    ),
     Case(
         "002-worker",
-        ["002:2704", "if fleet.is_server():\n    fleet.init_server()\n    fleet.run_server()",
-         WORKER_ONLY],
+        [
+            "002:2704",
+            "if fleet.is_server():\n    fleet.init_server()\n    fleet.run_server()",
+            WORKER_ONLY,
+        ],
         how=ONE_ONE,
         edits=[WAITING],
         shown=["worker_main_program: (.|\\n)*embedding_0.w_0"],
@@ -360,25 +606,38 @@ CASES = [
     ),
     Case(
         "002-save",
-        [SERVERS, ON_SERVERS, "if fleet.is_server():\n    fleet.init_server()\n"
-         "    fleet.run_server()\n    raise SystemExit\n"
-         "exe.run(paddle.static.default_startup_program())\nfleet.init_worker()\n"
-         "distributed_training(exe, model)\nfleet.barrier_worker()", "002:3260",
-         "    print('saved', sorted(os.listdir(dirname)))", "002:2283"],
+        [
+            SERVERS,
+            ON_SERVERS,
+            "if fleet.is_server():\n    fleet.init_server()\n"
+            "    fleet.run_server()\n    raise SystemExit\n"
+            "exe.run(paddle.static.default_startup_program())\nfleet.init_worker()\n"
+            "distributed_training(exe, model)\nfleet.barrier_worker()",
+            "002:3260",
+            "    print('saved', sorted(os.listdir(dirname)))",
+            "002:2283",
+        ],
         how=PS,
         edits=[("/you/path/to/model", "saved"), ("import numpy", "import os\nimport numpy")],
         shown=["saved .*tables.txt"],
     ),
     Case(
         "002-load",
-        [SERVERS, "import os, sys\n" + ON_SERVERS, "if len(sys.argv) > 1:\n"
-         "    if fleet.is_server():\n        fleet.init_server()\n        fleet.run_server()\n"
-         "    else:\n        exe.run(paddle.static.default_startup_program())\n"
-         "        fleet.init_worker()\n        distributed_training(exe, model)\n"
-         "        fleet.save_persistables('saved')\n        fleet.stop_worker()\n"
-         "    raise SystemExit",
-         "002:3274", "if fleet.is_server():\n    raise SystemExit\nloss = exe.run(feed=next(batches(1)), fetch_list=[model.cost])[0].item()\n"
-         "print('loss', loss)\nassert loss < 0.5", "fleet.stop_worker()"],
+        [
+            SERVERS,
+            "import os, sys\n" + ON_SERVERS,
+            "if len(sys.argv) > 1:\n"
+            "    if fleet.is_server():\n        fleet.init_server()\n        fleet.run_server()\n"
+            "    else:\n        exe.run(paddle.static.default_startup_program())\n"
+            "        fleet.init_worker()\n        distributed_training(exe, model)\n"
+            "        fleet.save_persistables('saved')\n        fleet.stop_worker()\n"
+            "    raise SystemExit",
+            "002:3274",
+            "if fleet.is_server():\n    raise SystemExit\n"
+            "loss = exe.run(feed=next(batches(1)), fetch_list=[model.cost])[0].item()\n"
+            "print('loss', loss)\nassert loss < 0.5",
+            "fleet.stop_worker()",
+        ],
         how=PS,
         first=["save"],
         edits=[("/you/path/to/model", "saved"), ('["w", "b"]', '["fc_0.w_0", "fc_0.b_0"]')],
@@ -386,40 +645,80 @@ CASES = [
     ),
     Case(
         "002-accuracy",
-        ["LABEL, WIDTH = 'int64', 3", METRICS, "002:3375", "002:3382", "train()", "002:3409",
-         "print('accuracy', global_accuracy)"],
+        [
+            "LABEL, WIDTH = 'int64', 3",
+            METRICS,
+            "002:3375",
+            "002:3382",
+            "train()",
+            "002:3409",
+            "print('accuracy', global_accuracy)",
+        ],
         shown=["accuracy 1.0"],
     ),
     Case(
         "002-accuracy-of-two",
-        ["LABEL, WIDTH = 'int64', 3", METRICS, JOINED, "002:3432",
-         "print('accuracy', global_accuracy)"],
+        [
+            "LABEL, WIDTH = 'int64', 3",
+            METRICS,
+            JOINED,
+            "002:3432",
+            "print('accuracy', global_accuracy)",
+        ],
         how=TWO,
         edits=[("global_accuracy = ", "train()\nglobal_accuracy = ")],
         shown=["accuracy 1.0"],
     ),
     Case(
         "002-auc",
-        ["LABEL, WIDTH = 'int64', 2", METRICS, JOINED, "stat_pos = np.array([[0, 0, 0, 4]])\n"
-         "stat_neg = np.array([[5, 0, 0, 0]])", "import paddle.distributed", "area = \\",
-         "002:3422", "print('area', area)"],
+        [
+            "LABEL, WIDTH = 'int64', 2",
+            METRICS,
+            JOINED,
+            "stat_pos = np.array([[0, 0, 0, 4]])\n" "stat_neg = np.array([[5, 0, 0, 0]])",
+            "import paddle.distributed",
+            "area = \\",
+            "002:3422",
+            "print('area', area)",
+        ],
         how=TWO,
-        edits=[("area = \\\n# 002:3422\n", "area = "), ("auc(", "auc("),
-               ("stat_pos, stat_neg,", "stat_pos, stat_neg,")],
+        edits=[
+            ("area = \\\n# 002:3422\n", "area = "),
+            ("auc(", "auc("),
+            ("stat_pos, stat_neg,", "stat_pos, stat_neg,"),
+        ],
         shown=["area 1.0"],
     ),
-    Case("002-mae", ["LABEL, WIDTH = 'float32', 1", METRICS, JOINED, "002:3485",
-                     "print('mae', global_mae)"], how=TWO,
-         edits=[("global_mae = ", "train()\nglobal_mae = ")], shown=["mae 3.0"]),
-    Case("002-mse", ["LABEL, WIDTH = 'float32', 1", METRICS, JOINED, "002:3533",
-                     "print('mse', global_mse)"], how=TWO,
-         edits=[("global_mse = ", "train()\nglobal_mse = ")], shown=["mse 10.0"]),
+    Case(
+        "002-mae",
+        ["LABEL, WIDTH = 'float32', 1", METRICS, JOINED, "002:3485", "print('mae', global_mae)"],
+        how=TWO,
+        edits=[("global_mae = ", "train()\nglobal_mae = ")],
+        shown=["mae 3.0"],
+    ),
+    Case(
+        "002-mse",
+        ["LABEL, WIDTH = 'float32', 1", METRICS, JOINED, "002:3533", "print('mse', global_mse)"],
+        how=TWO,
+        edits=[("global_mse = ", "train()\nglobal_mse = ")],
+        shown=["mse 10.0"],
+    ),
     *[
-        Case(f"002-{name}", ["LABEL, WIDTH = None, 1", METRICS, JOINED, f"002:{line}",
-                             f"print('{name}', {name})"], how=TWO,
-             edits=[("loss_val, =", "with_feed = train()\nloss_val, ="), ("exe.run(paddle.static.default_main", "with_feed.run(paddle.static.default_main")], shown=[f"{name} .*{value}"])
-        for name, line, value in [("loss_sum", 3587, "6"), ("max_loss", 3614, "4"),
-                                  ("min_loss", 3640, "2")]
+        Case(
+            f"002-{name}",
+            ["LABEL, WIDTH = None, 1", METRICS, JOINED, f"002:{line}", f"print('{name}', {name})"],
+            how=TWO,
+            edits=[
+                ("loss_val, =", "with_feed = train()\nloss_val, ="),
+                ("exe.run(paddle.static.default_main", "with_feed.run(paddle.static.default_main"),
+            ],
+            shown=[f"{name} .*{value}"],
+        )
+        for name, line, value in [
+            ("loss_sum", 3587, "6"),
+            ("max_loss", 3614, "4"),
+            ("min_loss", 3640, "2"),
+        ]
     ],
     Case("002-static", ["import paddle", "002:2907"]),
     Case(
@@ -428,24 +727,68 @@ CASES = [
         shown=["applied"],
     ),
     Case("003-auto", [COLLECTIVE, "003:54", "finish(strategy)"], shown=["applied"]),
-    Case("003-recompute", [COLLECTIVE, "003:70",
-                           "print(strategy.recompute_configs['checkpoint_shape'])"],
-         shown=[r"\[100, 512, 1024\]"]),
+    Case(
+        "003-recompute",
+        [COLLECTIVE, "003:70", "print(strategy.recompute_configs['checkpoint_shape'])"],
+        shown=[r"\[100, 512, 1024\]"],
+    ),
     Case("003-pipeline", [*strategies("003", 94)], fails="pipeline"),
     Case("003-pipeline-configs", [*strategies("003", 106)], fails="pipeline"),
     Case("003-lars", strategies("003", 133, optimizer=f", {MOMENTUM}"), shown=["applied.*Lars"]),
-    Case("003-lamb", strategies("003", 161, optimizer=", paddle.optimizer.Adam(0.1)"),
-         shown=["applied.*Lamb"]),
-    Case("003-localsgd", strategies("003", 183, 193, 208, 218), how="--nproc_per_node=2",
-         shown=["applied.*LocalSGD", "AdaptiveLocalSGD"]),
+    Case(
+        "003-lamb",
+        strategies("003", 161, optimizer=", paddle.optimizer.Adam(0.1)"),
+        shown=["applied.*Lamb"],
+    ),
+    Case(
+        "003-localsgd",
+        strategies("003", 183, 193, 208, 218),
+        how="--nproc_per_node=2",
+        shown=["applied.*LocalSGD", "AdaptiveLocalSGD"],
+    ),
     Case("003-amp", strategies("003", 254), shown=["applied.*AMP"]),
-    Case("003-dgc", strategies("003", 267, 283, optimizer=f", {MOMENTUM}"),
-         how="--nproc_per_node=2", shown=["applied.*DGC"]),
+    Case(
+        "003-dgc",
+        strategies("003", 267, 283, optimizer=f", {MOMENTUM}"),
+        how="--nproc_per_node=2",
+        shown=["applied.*DGC"],
+    ),
     Case("003-fp16", strategies("003", 294), how="--nproc_per_node=2", shown=["applied.*FP16"]),
     Case("003-sharding", [*strategies("003", 304)], fails="sharding"),
     Case("003-sharding-configs", [*strategies("003", 318)], fails="sharding"),
-    Case("004-servers", ["import paddle.fluid as fluid", "004:19"], fails="Rust API: fleet::servers"),
-    Case("004-nccl2", ["import paddle.fluid as fluid", "004:69"], fails="Rust API: fleet::servers"),
+    Case(
+        "004-servers",
+        [
+            COLLECTIVE.replace("fleet.init(is_collective=True)", ""),
+            NETWORK,
+            "fluid.optimizer.SGD(0.1).minimize(loss)\n"
+            "trainer_id, main_program = 0, fluid.default_main_program()",
+            "004:19",
+            "print(t.get_trainer_program(), t.get_pserver_program('192.168.0.2:6174'))",
+        ],
+        shown=["send_barrier", "listen_and_serv"],
+    ),
+    Case(
+        "004-nccl2",
+        [
+            COLLECTIVE.replace("fleet.init(is_collective=True)", "import os"),
+            NETWORK,
+            "fluid.optimizer.SGD(0.1).minimize(loss)\n"
+            "trainer_id = int(os.environ['PADDLE_TRAINER_ID'])\n"
+            "main_program = fluid.default_main_program()\n"
+            "startup_program = fluid.default_startup_program()",
+            "004:69",
+            "exe = fluid.Executor()\nexe.run(startup_program)\n"
+            "losses = [exe.run(main_program, feed, [loss])[0].item() for _ in range(9)]\n"
+            "print('falls', losses[-1] < losses[0])",
+        ],
+        how=TWO,
+        edits=[
+            ('"192.168.0.1:6174,192.168.0.2:6174"', "os.environ['PADDLE_TRAINER_ENDPOINTS']"),
+            ('"192.168.0.1:6174"', "os.environ['PADDLE_CURRENT_ENDPOINT']"),
+        ],
+        shown=["falls True"],
+    ),
 ]
 
 
@@ -454,7 +797,8 @@ def test_a_program_of_the_documents(case, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(case.script(), encoding="utf-8")
     for name, text in case.files.items():
-        (tmp_path / name).write_text(text)
+        text = joined(text) if isinstance(text, list) else text
+        (tmp_path / name).write_text(text, encoding="utf-8")
     if case.how == "alone":
         call = [sys.executable, "-m", "fleet.compat", "train.py"]
     else:
@@ -475,9 +819,7 @@ def test_a_program_of_the_documents(case, tmp_path):
 
 
 #: Listings that are no programs: pieces of text that look like code, or that tests cannot use.
-LEFT_OUT = {
-    "001:26": "a sketch: the iterations of a pass have no name, and `exe.run` no argument",
-}
+LEFT_OUT = {}
 
 
 def test_every_listing_is_in_a_case():

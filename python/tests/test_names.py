@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-import documents  # noqa: I001
+import documents
 from fleet import compat
 
 #: Modules, and the names in them.
@@ -50,7 +50,8 @@ paddle.distributed.fleet: UserDefinedRoleMaker barrier_worker data_generator dis
 paddle.distributed.fleet: init init_server init_worker is_first_worker is_server is_worker
 paddle.distributed.fleet: load_model metrics minimize run_server save_cache_model
 paddle.distributed.fleet: save_inference_model save_persistables server_endpoints server_index
-paddle.distributed.fleet: server_num shrink stop_worker util worker_endpoints worker_index worker_num
+paddle.distributed.fleet: server_num shrink stop_worker util worker_endpoints worker_index
+paddle.distributed.fleet: worker_num
 paddle.distributed.fleet.MultiSlotDataGenerator: generate_batch generate_sample run_from_memory
 paddle.distributed.fleet.MultiSlotDataGenerator: run_from_stdin set_batch
 paddle.distributed.fleet.base.role_maker: PaddleCloudRoleMaker UserDefinedRoleMaker
@@ -78,8 +79,6 @@ plsc: Entry
 
 #: Names that are not supported, with a part of the error that tells the alternative.
 UNSUPPORTED = {
-    "paddle.fluid.DistributeTranspiler": "fleet::servers",
-    "paddle.fluid.DistributeTranspilerConfig": "fleet::servers",
     "plsc.Entry": "fleet.static.nn.fc",
 }
 

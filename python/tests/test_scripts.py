@@ -27,7 +27,7 @@ def run(call, script, folder, *args):
 
 
 @pytest.mark.parametrize("call", [ALONE, TWO], ids=["alone", "two"])
-@pytest.mark.parametrize("script", ["strategies.py", "fluid_style.py", "metrics.py"])
+@pytest.mark.parametrize("script", ["strategies.py", "fluid_style.py", "metrics.py", "resnet.py"])
 def test_collective(tmp_path, script, call):
     run(call, script, tmp_path)
 
@@ -43,3 +43,23 @@ def test_layers(tmp_path):
 )
 def test_parameter_servers(tmp_path, call, mode):
     run(call, "servers.py", tmp_path, mode)
+
+
+@pytest.mark.parametrize("call", [ALONE, SERVERS], ids=["alone", "servers"])
+@pytest.mark.parametrize("script", ["wide_deep.py", "word2vec.py"])
+def test_data_on_servers(tmp_path, script, call):
+    run(call, script, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "call, args",
+    [
+        (SERVERS, ["pserver", "before"]),
+        (SERVERS, ["pserver", "after"]),
+        (SERVERS, ["pserver", "never"]),
+        (TWO, ["nccl2", "after"]),
+    ],
+    ids=["before", "after", "never", "nccl2"],
+)
+def test_a_transpiled_job(tmp_path, call, args):
+    run(call, "transpiler.py", tmp_path, *args)

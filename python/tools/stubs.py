@@ -39,7 +39,7 @@ PARAMETERS = {
     "Program": "main_program startup_program program",
     "Scope": "scope",
     "Executor": "executor exe",
-    "Feed": "feed",
+    "Feeds": "feed",
     "Sequence[Variable | str]": "fetch_list feed_vars fetch_vars target_vars feeded_var_names vars",
     "Path": "path path_prefix pb_file output_file",
     "Sequence[str]": "files filelist worker_endpoints server_endpoints names",
@@ -49,6 +49,11 @@ PARAMETERS = {
 
 #: Functions whose parameters have other types than their names say.
 EXCEPTIONS = {
+    ("concat", "x"): "Sequence[Variable]",
+    ("concat", "input"): "Sequence[Variable]",
+    ("stack", "x"): "Sequence[Variable]",
+    ("all_reduce", "input"): "Any",
+    ("all_gather", "input"): "Any",
     ("embedding", "size"): "Sequence[int]",
     ("sparse_embedding", "size"): "Sequence[int]",
     ("assign", "x"): "Any",
@@ -61,12 +66,12 @@ EXCEPTIONS = {
 
 #: Results that are not a `Variable` (of functions) or `None` (of methods).
 RESULTS = {
-    "Array": "all_reduce __array__ value",
+    "Array": "all_reduce __array__ value metrics.sum metrics.max metrics.min",
     "bool": "is_compiled_with_cuda in_dynamic_mode is_worker is_server is_first_worker has_var "
     "__contains__ __bool__ __eq__ _is_heter_worker",
     "int": "worker_index worker_num server_num server_index __len__ __hash__ "
     "get_memory_data_size get_shuffle_data_size",
-    "float": "get_lr acc mae mse rmse auc_global",
+    "float": "get_lr acc mae mse rmse metrics.auc",
     "str": "to_string __repr__ __str__ generate applied_strategies",
     "list[Array]": "Executor.run",
     "list[str]": "op_names get_file_shard",
@@ -88,15 +93,21 @@ RESULTS = {
     "Iterator[str]": "__iter__",
 }
 
+#: Modules whose functions take variables, arrays, or names.
+OF_NUMBERS = ("fleet.distributed.fleet.metrics",)
+
 #: Results of functions in modules without layers, where no other rule applies.
 MODULES_OF_LAYERS = ("fleet", "fleet.static", "fleet.static.nn", "fleet.nn.functional")
 MODULES_OF_LAYERS += ("fleet.fluid.layers", "fleet.metric", "fleet.fluid.contrib.layers")
+
+#: Longest line, less the indentation of a method.
+COLUMNS = 96
 
 HEADER = """from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from fleet._types import Array, Attr, Feed, LearningRate, Operand, Path
+from fleet._types import Array, Attr, Feeds, LearningRate, Operand, Path
 """
 
 TYPES = """from collections.abc import Mapping
@@ -111,7 +122,7 @@ from fleet.optimizer.lr import LRScheduler
 
 Array: TypeAlias = NDArray[Any]
 Attr: TypeAlias = ParamAttr | str | bool | None | Any
-Feed: TypeAlias = Mapping[str, Any]
+Feeds: TypeAlias = Mapping[str, Any]
 LearningRate: TypeAlias = float | LRScheduler
 Operand: TypeAlias = Variable | float
 Path: TypeAlias = str | PathLike[str]
@@ -147,8 +158,9 @@ def stub(module):
             if value.__name__ == f"{module.__name__}.{name}":
                 imports.add(f"from {module.__name__} import {name} as {name}")
             elif value.__name__.startswith("fleet"):
-                imports.add(f"import {value.__name__}")
-                lines.append(f"{name} = {value.__name__}")
+                home, _, last = value.__name__.rpartition(".")
+                imports.add(f"from {home} import {last} as {last}")
+                lines += [f"{name} = {last}"] if name != last else []
             continue
         lines += _member(module, name, value, imports)
     body = "\n".join(lines)
@@ -199,6 +211,9 @@ def _member(module, name, value, imports):
 
 
 def _class(cls, imports):
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        imports.add("from typing import NamedTuple")
+        return [f"class {cls.__name__}(NamedTuple):"] + [f"    {it}: Any" for it in cls._fields]
     bases = []
     for base in cls.__bases__:
         if base.__module__ == cls.__module__:
@@ -207,10 +222,14 @@ def _class(cls, imports):
             imports.add(f"import {base.__module__}")
             bases.append(f"{base.__module__}.{base.__qualname__}")
     lines = [f"class {cls.__name__}({', '.join(bases)}):" if bases else f"class {cls.__name__}:"]
+    if any(not base.__module__.startswith(("fleet", "builtins")) for base in cls.__bases__):
+        # A part of another library's protocol, which no user calls.
+        return [lines[0] + " ..."]
     for name, kind in _fields(cls):
         lines.append(f"    {name}: {kind}")
     for name, value in vars(cls).items():
-        lines += ["    " + line for line in _method(cls, name, value)]
+        method = "\n".join(_method(cls, name, value)).splitlines()
+        lines += ["    " + line for line in method]
     return lines if len(lines) > 1 else [lines[0] + " ..."]
 
 
@@ -283,7 +302,8 @@ def _function(function, name, module):
         return _signature(function, name, "AbstractContextManager[None]")
     is_layer = module in MODULES_OF_LAYERS
     plain = "Variable" if is_layer and _returns(function) else "Any" if _returns(function) else "None"
-    return _signature(function, name, _result(function, name, plain))
+    result = _result(function, f"{module}.{name}", plain)
+    return _signature(function, name, result, module in OF_NUMBERS)
 
 
 def _returns(function):
@@ -301,24 +321,28 @@ def _result(function, name, plain):
     annotated = inspect.signature(function).return_annotation
     if isinstance(annotated, str):
         return annotated
-    known = RESULT_OF.get(name) or RESULT_OF.get(name.rpartition(".")[2])
+    parts = name.split(".")
+    known = RESULT_OF.get(".".join(parts[-2:])) or RESULT_OF.get(parts[-1])
     if name.endswith("__init__") or known is None and not _returns(function):
         return "None"
     return known or ("Any" if plain == "None" else plain)
 
 
-def _signature(function, name, result):
+def _signature(function, name, result, of_numbers=False):
     parts, after_star = [], False
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and not after_star:
             parts.append("*")
             after_star = True
-        parts.append(_parameter(parameter, name))
+        parts.append(_parameter(parameter, name, of_numbers))
         after_star |= parameter.kind is parameter.VAR_POSITIONAL
-    return f"def {name}({', '.join(parts)}) -> {result}: ..."
+    line = f"def {name}({', '.join(parts)}) -> {result}: ..."
+    if len(line) <= COLUMNS:
+        return line
+    return "\n".join([f"def {name}(", *(f"    {part}," for part in parts), f") -> {result}: ..."])
 
 
-def _parameter(parameter, function):
+def _parameter(parameter, function, of_numbers):
     name, default = parameter.name, parameter.default
     if name in ("self", "cls"):
         return name
@@ -327,6 +351,7 @@ def _parameter(parameter, function):
     if parameter.kind is parameter.VAR_KEYWORD:
         return f"**{name}: Any"
     kind = EXCEPTIONS.get((function, name)) or PARAMETER_OF.get(name)
+    kind = "Any" if of_numbers else kind
     if isinstance(parameter.annotation, str):
         kind = parameter.annotation
     if default is parameter.empty:

@@ -15,6 +15,8 @@ be used in one program. An installed Paddle is hidden only by these calls.
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
+import os
 import sys
 
 import numpy as np
@@ -80,32 +82,37 @@ class _Finder(importlib.abc.MetaPathFinder):
         meant = target(fullname)
         if meant is None:
             return None
-        return importlib.machinery.ModuleSpec(fullname, _Loader(meant), is_package=True)
+        try:
+            own = importlib.util.find_spec(meant)
+        except ModuleNotFoundError:
+            own = None
+        if own is None:
+            text = f"Fleet has no module '{meant}' for {fullname}"
+            raise _unsupported(fullname, text, "docs/python.md lists the modules")
+        is_package = own.submodule_search_locations is not None
+        return importlib.machinery.ModuleSpec(fullname, _Loader(own), is_package=is_package)
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader(importlib.abc.InspectLoader):
     """Loads a name of Paddle: the module itself, not a copy."""
 
-    def __init__(self, meant):
-        self._meant = meant
+    def __init__(self, own):
+        self._own = own
 
     def create_module(self, spec):
-        try:
-            module = importlib.import_module(self._meant)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{self._meant}.".startswith(f"{error.name}."):
-                raise
-            raise _unsupported(
-                spec.name,
-                f"Fleet has no module '{self._meant}' for {spec.name}",
-                "docs/python.md lists the modules",
-            ) from None
-        self._spec = module.__spec__
-        return module
+        return importlib.import_module(self._own.name)
 
     def exec_module(self, module):
         # The module has run under its own name, which it keeps.
-        module.__spec__ = self._spec
+        module.__spec__ = self._own
+
+    def get_code(self, fullname):
+        """Returns the code of the module, for ``python -m paddle.distributed.launch``."""
+        return self._own.loader.get_code(self._own.name)
+
+    def get_source(self, fullname):
+        """Returns the text of the module."""
+        return self._own.loader.get_source(self._own.name)
 
 
 def _unsupported(name, text, advice):
@@ -128,6 +135,11 @@ def _fetched(array):
 
 
 _finder = _Finder()
+
+
+def path():
+    """Returns the folder that lets other processes import `paddle`, if it is in `PYTHONPATH`."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")
 
 
 def install():

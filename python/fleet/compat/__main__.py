@@ -10,14 +10,19 @@ from fleet import compat
 USAGE = """\
 usage: python -m fleet.compat SCRIPT [ARGUMENTS]
        python -m fleet.compat -m MODULE [ARGUMENTS]
+       python -m fleet.compat --path
 
-Runs a script that is written for Paddle: `import paddle` is the package `fleet`."""
+Runs a script that is written for Paddle: `import paddle` is the package `fleet`.
+--path prints a folder. With it in PYTHONPATH, every process of Python may import `paddle`."""
 
 
 def main():
     args = sys.argv[1:]
     if args[:1] in (["-h"], ["--help"]):
         print(USAGE)
+        return
+    if args == ["--path"]:
+        print(compat.path())
         return
     is_module = args[:1] == ["-m"]
     args = args[1:] if is_module else args
@@ -42,8 +47,7 @@ def main():
 def _pass_on():
     """Lets commands that the script starts, such as `python reader.py`, import `paddle` too, with
     this interpreter."""
-    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "path")
-    _prepend("PYTHONPATH", folder)
+    _prepend("PYTHONPATH", compat.path())
     interpreters = os.path.dirname(sys.executable)
     found = shutil.which("python")
     if not found or os.path.dirname(found) != interpreters:

@@ -27,9 +27,7 @@ def valid(mapper=None, buffered_size=1024, use_xmap=True):
 
 def _reader(part, mapper, cycle):
     # Patterns of 28 x 28 points, each drawn as 8 x 8 pixels.
-    reader = images(
-        "dataset.flowers", SAMPLES, part, side=28, channels=3, count=_CLASSES, repeat=8
-    )
+    reader = images("dataset.flowers", SAMPLES, part, side=28, channels=3, count=_CLASSES, repeat=8)
 
     def read():
         while True:

@@ -29,6 +29,7 @@ from fleet.static import CompiledProgram, ParallelExecutor
 
 from . import backward, clip, contrib, incubate, initializer, io, layers, optimizer
 from .layers import _embedding as embedding
+from .transpiler import DistributeTranspiler, DistributeTranspilerConfig
 from fleet.static import data
 
 __getattr__ = _absent(__name__)

@@ -10,4 +10,5 @@ def set_image_backend(backend):
     if backend not in _BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(_BACKENDS)}, got {backend!r}")
 
+
 __getattr__ = _absent(__name__)

@@ -21,4 +21,5 @@ def parse_train_configs():
     add("--epoch", type=int, default=1, help="passes over the data")
     return parser.parse_args()
 
+
 __getattr__ = _absent(__name__)

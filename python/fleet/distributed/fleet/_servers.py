@@ -123,8 +123,11 @@ def save_persistables(executor, dirname=None, main_program=None, mode=0, *, form
     A job with servers saves all tables of all servers. ``mode`` is 0 for all rows, 1 for the rows
     that serving needs (base), 2 for those of them that changed since the last save of mode 1 or 2
     (delta), and 3 for all rows, after which a day has passed. ``format`` is "binary" or "text".
-    Only ``dirname`` may be given: ``save_persistables("folder")``.
+    Only ``dirname`` may be given: ``save_persistables("folder")``. A number in the place of
+    ``main_program`` is the mode.
     """
+    if isinstance(main_program, int):
+        main_program, mode = None, main_program
     if dirname is None and isinstance(executor, (str, os.PathLike)):
         executor, dirname = None, executor
     if dirname is None:

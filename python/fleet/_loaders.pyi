@@ -1,0 +1,66 @@
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from fleet._types import Array, Attr, Feeds, LearningRate, Operand, Path
+from fleet._framework import Program as Program
+from fleet._prefetch import Prefetch as Prefetch
+from fleet.core import EOFException as EOFException
+
+class DataFeeder:
+    def __init__(self, feed_list: Any, place: Any = ..., program: Program | None = ...) -> None: ...
+    def feed(self, iterable: Any) -> Any: ...
+    def decorate_reader(
+        self,
+        reader: Any,
+        multi_devices: bool = ...,
+        num_places: Any = ...,
+        drop_last: bool = ...,
+    ) -> Any: ...
+class DataLoader:
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+    @staticmethod
+    def from_generator(
+        feed_list: Any = ...,
+        capacity: Any = ...,
+        use_double_buffer: bool = ...,
+        iterable: bool = ...,
+        return_list: bool = ...,
+        use_multiprocess: bool = ...,
+        drop_last: bool = ...,
+    ) -> Any: ...
+class GeneratorLoader:
+    def __init__(self, feeds: Any, capacity: Any, iterable: Any, return_list: Any) -> None: ...
+    def set_sample_generator(
+        self,
+        reader: Any,
+        batch_size: Any,
+        drop_last: bool = ...,
+        places: Any = ...,
+    ) -> Any: ...
+    def set_sample_list_generator(self, reader: Any, places: Any = ...) -> Any: ...
+    def set_batch_generator(self, reader: Any, places: Any = ...) -> Any: ...
+    def __call__(self) -> Any: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def start(self) -> None: ...
+    def reset(self) -> None: ...
+class PyReader(GeneratorLoader):
+    def __init__(
+        self,
+        feed_list: Any = ...,
+        capacity: Any = ...,
+        use_double_buffer: bool = ...,
+        iterable: bool = ...,
+        return_list: bool = ...,
+    ) -> None: ...
+    def decorate_sample_generator(
+        self,
+        sample_generator: Any,
+        batch_size: Any,
+        drop_last: bool = ...,
+        places: Any = ...,
+    ) -> None: ...
+    def decorate_sample_list_generator(self, reader: Any, places: Any = ...) -> None: ...
+    def decorate_batch_generator(self, reader: Any, places: Any = ...) -> None: ...
+    def decorate_paddle_reader(self, reader: Any, places: Any = ...) -> None: ...
+    def decorate_tensor_provider(self, reader: Any, places: Any = ...) -> None: ...

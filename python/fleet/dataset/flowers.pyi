@@ -1,0 +1,20 @@
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from fleet._types import Array, Attr, Feeds, LearningRate, Operand, Path
+from fleet.dataset._images import images as images
+
+def test(
+    mapper: Any = ...,
+    buffered_size: int = ...,
+    use_xmap: bool = ...,
+    cycle: bool = ...,
+) -> Any: ...
+def train(
+    mapper: Any = ...,
+    buffered_size: int = ...,
+    use_xmap: bool = ...,
+    cycle: bool = ...,
+) -> Any: ...
+def valid(mapper: Any = ..., buffered_size: int = ..., use_xmap: bool = ...) -> Any: ...

@@ -1,0 +1,12 @@
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from fleet._types import Array, Attr, Feeds, LearningRate, Operand, Path
+
+
+def launch(
+    function: Callable[..., Any],
+    args: Sequence[Any] = ...,
+    nproc: int = ...,
+) -> Any: ...

@@ -1,0 +1,8 @@
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from fleet._types import Array, Attr, Feeds, LearningRate, Operand, Path
+from fleet.utils import unique_name as unique_name
+
+
