@@ -32,6 +32,9 @@ from fleet.fluid import initializer as initializer
 from fleet.fluid import io as io
 from fleet.fluid import layers as layers
 from fleet.fluid import optimizer as optimizer
+from fleet.fluid import transpiler as transpiler
+from fleet.fluid.transpiler import DistributeTranspiler as DistributeTranspiler
+from fleet.fluid.transpiler import DistributeTranspilerConfig as DistributeTranspilerConfig
 from fleet.static import data as data
 from fleet.static.compiled import CompiledProgram as CompiledProgram
 from fleet.static.compiled import ParallelExecutor as ParallelExecutor
