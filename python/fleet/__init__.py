@@ -19,7 +19,13 @@ from fleet import _logging
 from fleet import core, distributed, fluid, io, metric, nn, onnx, optimizer, reader, regularizer
 from fleet import static, utils
 from fleet._attributes import ParamAttr
-from fleet._executor import CPUPlace, CUDAPlace, is_compiled_with_cuda
+from fleet._executor import (
+    CPUPlace,
+    CUDAPlace,
+    get_device,
+    is_compiled_with_cuda,
+    set_device,
+)
 from fleet._framework import seed
 from fleet._layers import define as _define
 from fleet._trainer import Trained, Trainer

@@ -24,7 +24,6 @@ _NAMES = {
         "load": "fleet.static.load_vars or load_inference_model",
         "no_grad": "set stop_gradient of variables",
         "save": "fleet.static.save_vars or save_inference_model",
-        "set_device": "leave it out: programs run on the CPU",
         "to_tensor": "feed arrays; constants: fleet.full",
     },
     "fleet.nn": {
@@ -64,8 +63,6 @@ _NAMES = {
     "fleet.distributed": {
         "all_reduce": "fleet.distributed.fleet.util.all_reduce",
         "barrier": "fleet.distributed.fleet.barrier_worker",
-        "get_rank": "fleet.distributed.fleet.worker_index",
-        "get_world_size": "fleet.distributed.fleet.worker_num",
         "init_parallel_env": "fleet.distributed.fleet.init(is_collective=True)",
         "spawn": "start the script with fleetrun",
     },

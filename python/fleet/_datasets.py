@@ -139,7 +139,7 @@ class DatasetBase:
         """Sets the date, such as "20210222", which replaces ``{date}`` in the names of files."""
         self._held().set_date(date)
 
-    def __iter__(self):
+    def __iter__(self) -> "Iterator[dict[str, Any]]":
         """Iterates over the batches of a pass, as feeds: dicts of arrays."""
         return self._held().batches()
 

@@ -29,6 +29,20 @@ class CUDAPlace:
         return f"CUDAPlace({self.id})"
 
 
+def set_device(device):
+    """Returns the place of "cpu", "gpu" or "gpu:0". Programs run on the CPU in any case, with one
+    warning for a GPU."""
+    kind, _, number = device.partition(":") if isinstance(device, str) else ("", "", "")
+    if kind not in ("cpu", "gpu") or (number and not number.isdecimal()):
+        raise ValueError(f"device: expected 'cpu', 'gpu' or 'gpu:N', got {device!r}")
+    return CPUPlace() if kind == "cpu" else CUDAPlace(int(number or 0))
+
+
+def get_device():
+    """Returns the device that programs run on: "cpu"."""
+    return "cpu"
+
+
 def is_compiled_with_cuda():
     """Returns whether programs can run on a GPU: not yet."""
     return False

@@ -129,10 +129,10 @@ class GeneratorLoader:
             )
         return Prefetch(self._make, self._capacity) if self._capacity else self._make()
 
-    def __call__(self):
+    def __call__(self) -> "Iterator[Any]":
         return iter(self)
 
-    def __iter__(self):
+    def __iter__(self) -> "Iterator[Any]":
         if not self._iterable:
             raise RuntimeError(
                 "the loader is not iterable\n  "
@@ -260,7 +260,8 @@ class DataFeeder:
 
 
 def _check_reader(reader):
-    if not callable(reader):
+    # An iterator has one pass only.
+    if not callable(reader) and (hasattr(reader, "__next__") or not hasattr(reader, "__iter__")):
         raise TypeError(
             f"reader: expected a function that returns an iterator, got {_rows.short(reader)}\n  "
             "help: pass the generator function itself, not what it returns"
@@ -268,7 +269,7 @@ def _check_reader(reader):
 
 
 def _iterated(reader):
-    items = reader()
+    items = reader() if callable(reader) else reader
     if not hasattr(items, "__iter__"):
         raise TypeError(f"the reader must return an iterator, got {_rows.short(items)}")
     return iter(items)

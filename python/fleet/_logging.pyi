@@ -3,7 +3,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from fleet._types import Array, Attr, Feeds, LearningRate, Operand, Path
-import logging
 
-class _LastResort(logging.Handler): ...
+
 def start() -> None: ...

@@ -49,7 +49,7 @@ class TableDataset:
         self._cell.shuffle_by(self._seed if self._shuffle else None)
         return self._cell
 
-    def __iter__(self):
+    def __iter__(self) -> "Iterator[dict[str, Any]]":
         """Iterates over the batches of a pass, as feeds: dicts of arrays."""
         return self._source().batches()
 

@@ -13,7 +13,7 @@ use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A dataset. A call holds it, so that a second thread gets an error instead.
@@ -259,13 +259,17 @@ impl DatasetCell {
     }
 
     /// Starts a pass.
-    fn batches(&self, py: Python<'_>) -> PyResult<BatchesCell> {
-        let held: &Held = &*self.lock()?;
+    fn batches(this: &Bound<'_, Self>, py: Python<'_>) -> PyResult<BatchesCell> {
+        // The first array imports NumPy, which a signal must not interrupt: that panics.
+        array(py, &Tensor::empty())?;
+        let of = this.clone().unbind();
+        let held: &Held = &*this.get().lock()?;
         released(py, || {
             let dataset = held.dataset();
             let batches = Prefetch::start(dataset.sources(0)?, dataset.layout(), 1)?;
             let batch = Batch::new(dataset.layout());
-            Ok(BatchesCell { state: Mutex::new(Some((batches, batch))) })
+            let process = std::process::id();
+            Ok(BatchesCell { process, of, state: Mutex::new(Some((batches, batch))) })
         })
     }
 }
@@ -273,6 +277,9 @@ impl DatasetCell {
 /// The batches of one pass, as dicts of arrays.
 #[pyclass(module = "fleet._fleet", frozen)]
 pub struct BatchesCell {
+    /// The process that has the threads of the pass: a fork of it has none.
+    process: u32,
+    of: Py<DatasetCell>,
     state: Mutex<Option<(Prefetch, Batch)>>,
 }
 
@@ -287,9 +294,20 @@ impl BatchesCell {
             .state
             .try_lock()
             .map_err(|_| PyRuntimeError::new_err("another thread takes batches of this pass"))?;
+        if self.process != std::process::id() {
+            return Err(PyRuntimeError::new_err(
+                "the pass belongs to the process that forked this one\n  \
+                 help: start a pass after the fork",
+            ));
+        }
         let Some((batches, batch)) = &mut *state else { return Ok(None) };
         let raised = Raised::default();
         let taken = released(py, || batches.next_batch_or(batch, &mut || raised.check()));
+        if taken.is_err()
+            && let Ok(held) = self.of.get().lock()
+        {
+            held.dataset().stop();
+        }
         if !raised.or(taken)? {
             return Ok(None);
         }
@@ -301,19 +319,22 @@ impl BatchesCell {
     }
 
     /// Ends the pass.
-    fn close(&self, py: Python<'_>) {
-        if let Ok(mut state) = self.state.try_lock() {
-            let ended = state.take();
-            py.detach(|| drop(ended));
+    fn close(&self) {
+        if let Ok(mut state) = self.state.try_lock()
+            && let Some((batches, _)) = state.take()
+        {
+            batches.detach();
         }
     }
 }
 
 impl Drop for BatchesCell {
     fn drop(&mut self) {
-        // Other threads of Python run while those of the pass end.
-        let mut ended = self.state.get_mut().ok().and_then(Option::take);
-        let _ = Python::try_attach(|py| py.detach(|| drop(ended.take())));
+        // Its threads are not waited for: a loop may leave the pass at any batch.
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some((batches, _)) = state.take() {
+            batches.detach();
+        }
     }
 }
 

@@ -55,6 +55,12 @@ fn ends_process(py: Python<'_>) -> PyResult<bool> {
     Ok(handler.is(&signal.getattr("default_int_handler")?) && !notebook && !interactive)
 }
 
+/// Returns whether the main thread is in a call that has released the interpreter's lock.
+#[pyfunction]
+pub fn in_call() -> bool {
+    !CALLS.load(SeqCst).is_multiple_of(2)
+}
+
 /// A call that works without the interpreter's lock.
 pub struct Call(bool);
 

@@ -44,6 +44,8 @@ mod _fleet {
     #[pymodule_export]
     use crate::fs::FsCell;
     #[pymodule_export]
+    use crate::interrupt::in_call;
+    #[pymodule_export]
     use crate::job::{FleetCell, amp_init, loss_scaling};
     #[pymodule_export]
     use crate::layers::{call, layer_docs, signatures};

@@ -17,6 +17,15 @@ TYPES = {
     "f32": "float32",
     "f64": "float64",
 }
+# Results that ONNX does not compute: statistics for gradients.
+SKIPPED = {"Mask", "Mean", "SavedMean", "SavedVariance", "SoftmaxLse", "Stats", "Variance"}
+# Results that ops have and cases may leave out.
+NEEDED = {
+    "auc": {"StatPosOut": "i64[-1]", "StatNegOut": "i64[-1]"},
+    "layer_norm": {"Mean": "f32[-1]", "Variance": "f32[-1]"},
+    "nll_loss": {"Total_weight": "f32[1]"},
+    "softmax_with_cross_entropy": {"Softmax": "f32[-1, -1]"},
+}
 # Attributes whose values are element types.
 DTYPES = {"dtype", "out_dtype"}
 
@@ -76,7 +85,7 @@ def program_of(lines):
     numbers to compare or needs what ONNX lacks."""
     words = [line.split(" ", 1) for line in lines]
     if any(word in ("error", "stat", "same") or ("@" in rest and word in ("in", "out"))
-           for word, *rest in words for rest in [" ".join(rest)]) or "filter64" in str(lines):
+           for word, *rest in words for rest in [" ".join(rest)]) or re.search("filter64|bf16", str(lines)):
         return None
     op, *attributes = re.findall(r'(?:[^\s"]|"[^"]*")+', words[0][1])
     feeds, inputs, outputs, variables = {}, {}, {}, []
@@ -93,10 +102,13 @@ def program_of(lines):
             feeds[name] = array(kind, numbers.strip())
     if not outputs:
         return None
+    for slot, kind in NEEDED.get(op, {}).items():
+        if slot not in outputs:
+            variables.append(f"%{slot}_needed: {kind}")
+            outputs[slot] = [f"{slot}_needed"]
     slots = [
         ", ".join(
-            f"{slot}: %{names[0]}" if len(names) == 1 else
-            f"{slot}: [{', '.join('%' + name for name in names)}]"
+            f"{slot}: {', '.join('%' + name for name in names)}"
             for slot, names in some.items()
         )
         for some in (outputs, inputs)
@@ -104,5 +116,10 @@ def program_of(lines):
     given = ", ".join(attribute(op, text) for text in attributes)
     given = f" {{{given}}}" if given else ""
     body = "\n".join([*variables, f"({slots[0]}) = {op}({slots[1]}){given}"])
-    targets = [name for names in outputs.values() for name in names]
+    targets = [
+        name
+        for slot, names in outputs.items()
+        for name in names
+        if slot not in SKIPPED and not name.endswith("_needed")
+    ]
     return op, f"fleet program 1\nblock0 {{\n{body}\n}}", feeds, targets

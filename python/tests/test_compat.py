@@ -182,7 +182,8 @@ def test_fleetrun_starts_scripts_for_paddle(tmp_path):
 
 def test_a_folder_lets_other_processes_import_it(tmp_path):
     script = "import paddle, fleet\nassert paddle is fleet\n"
-    script += "print('rank', paddle.distributed.fleet.PaddleCloudRoleMaker(True)._worker_index())\n"
+    script += "ranks = paddle.distributed.get_rank(), paddle.distributed.get_world_size()\n"
+    script += "print('rank', *ranks)\n"
     (tmp_path / "train.py").write_text(script)
     folder = run([sys.executable, "-m", "fleet.compat", "--path"], tmp_path).stdout.strip()
     paths = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
@@ -190,7 +191,7 @@ def test_a_folder_lets_other_processes_import_it(tmp_path):
     ran = run(call, tmp_path, PYTHONPATH=paths)
     logs = "".join(path.read_text() for path in sorted((tmp_path / "log").glob("workerlog.*")))
     assert ran.returncode == 0, ran.stderr + logs
-    assert "rank 0" in logs and "rank 1" in logs
+    assert "rank 0 2" in logs and "rank 1 2" in logs
 
 
 def test_a_gpu_is_the_cpu_with_one_warning(paddle, monkeypatch):
@@ -203,6 +204,11 @@ def test_a_gpu_is_the_cpu_with_one_warning(paddle, monkeypatch):
         warnings.simplefilter("error")
         paddle.static.Executor(paddle.CUDAPlace(1)).close()
     assert repr(place) == "CUDAPlace(0)"
+    assert repr(paddle.set_device("gpu:1")) == "CUDAPlace(1)"
+    assert repr(paddle.set_device("cpu")) == "CPUPlace()" and paddle.get_device() == "cpu"
+    for wrong in ["xpu", "gpu:x", 0]:
+        with pytest.raises(ValueError, match="'gpu:N'"):
+            paddle.set_device(wrong)
 
 
 def test_a_fetched_number_can_be_printed(paddle, exe):

@@ -2,6 +2,7 @@
 
 import io
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ import fleet as package
 from fleet import fluid, static
 from fleet.distributed import InMemoryDataset, QueueDataset, fleet
 from fleet.nn import functional as F
+from test_fuzz import ORDINARY, VALUES
 
 
 @pytest.fixture
@@ -234,6 +236,68 @@ def test_two_workers_train_from_their_datasets(tmp_path):
     assert "done" in ran.stdout + logs and "batch 1, " in ran.stdout + logs
 
 
+SERVERS = """
+import fleet as package
+from fleet import static
+from fleet.distributed import fleet
+import sys
+
+fleet.init()
+x, y = static.data("x", [None, 2]), static.data("y", [None, 1])
+word = static.data("word", [None, 1], "int64")
+rows = static.nn.sparse_embedding(word, [100, 4], param_attr=package.ParamAttr(name="table"))
+joined = package.concat([x, package.flatten(rows, start_axis=1)], axis=1)
+loss = package.nn.functional.mse_loss(static.nn.fc(joined, 1), y)
+strategy = fleet.DistributedStrategy()
+strategy.a_sync = True
+fleet.distributed_optimizer(package.optimizer.SGD(0.05), strategy).minimize(loss)
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+else:
+    exe = static.Executor(threads=1)
+    exe.run(static.default_startup_program())
+    fleet.init_worker()
+    dataset = package.distributed.InMemoryDataset()
+    dataset.init(use_var=[x, word, y], batch_size=4)
+    dataset.set_filelist(fleet.util.get_file_shard(sys.argv[1:]))
+    dataset.load_into_memory()
+    dataset.global_shuffle(fleet)
+    assert dataset.get_memory_data_size(fleet) == 40
+    losses = []
+
+    class Handler(static.FetchHandler):
+        def handler(self, res_dict):
+            losses.append(res_dict["loss"].item())
+
+    for _ in range(30):
+        exe.train_from_dataset(dataset=dataset, fetch_handler=Handler({"loss": loss}, 0))
+    exe.infer_from_dataset(dataset=dataset, fetch_list=[loss], fetch_info=["infer"], print_period=1)
+    assert losses[-1] < losses[0] / 4, (losses[0], losses[-1])
+    print("done")
+    fleet.stop_worker()
+"""
+
+
+def test_workers_of_servers_train_from_their_datasets(tmp_path):
+    files = []
+    for part in range(2):
+        files.append(tmp_path / f"part-{part}")
+        lines = (f"2 {n / 40} 1 1 {n % 5} 1 {n % 5}\n" for n in range(20))
+        files[-1].write_text("".join(lines))
+    (tmp_path / "train.py").write_text(SERVERS)
+    (tmp_path / "one.py").write_text(SERVERS)
+    fleetrun = os.path.join(os.path.dirname(sys.executable), "fleetrun")
+    options = ["--server_num=1", "--worker_num=2", "--log_dir=log"]
+    for call in [[fleetrun, *options, "train.py"], [sys.executable, "one.py"]]:
+        ran = subprocess.run(
+            [*call, *files], capture_output=True, text=True, cwd=tmp_path, timeout=120
+        )
+        logs = "".join(path.read_text() for path in sorted((tmp_path / "log").glob("*log*")))
+        assert ran.returncode == 0, ran.stderr + logs
+        assert "done" in ran.stdout + logs and "batch 1, infer: " in ran.stdout + logs
+
+
 def test_the_old_spellings(tmp_path, regression):
     x, y, _ = regression
     for kind in ["InMemoryDataset", "QueueDataset"]:
@@ -341,6 +405,50 @@ def test_a_generator_starts_without_numpy():
     code += "print([name for name in ('numpy', 'random', 'shutil', 'difflib') if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ran.stdout == "[]\n", ran.stdout + ran.stderr
+
+
+CTRL_C = """
+import os, sys, time
+import fleet as package
+from fleet import static
+
+x = static.data("x", [None, 1])
+exe = static.Executor(threads=1)
+in_memory = sys.argv[1] == "load"
+dataset = package.distributed.InMemoryDataset() if in_memory else package.distributed.QueueDataset()
+command = f"echo $$ > pid; echo 1 0.5; kill -INT {os.getpid()}; exec sleep 1000"
+dataset.init(use_var=[x], pipe_command=command, thread_num=2)
+dataset.set_filelist(["part"])
+try:
+    if in_memory:
+        dataset.load_into_memory()
+    elif sys.argv[1] == "train":
+        exe.train_from_dataset(dataset=dataset)
+    else:
+        list(dataset)
+except KeyboardInterrupt:
+    pid = int(open("pid").read())
+    for _ in range(3000):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            print("interrupted")
+            break
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("call", ["load", "train", "iterate"])
+def test_ctrl_c_ends_the_call_and_its_pipe_command(tmp_path, call):
+    (tmp_path / "part").write_text("1 0.5\n")
+    ran = subprocess.run(
+        [sys.executable, "-c", CTRL_C, call],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "interrupted\n"), ran.stderr
 
 
 GENERATORS = [
@@ -586,6 +694,47 @@ def test_wrong_tables(make_table, raises):
         missing = {"label": [1, None, 3]}
         raises(ValueError, ["column 'label', row 1 has no value"], call(missing))
     raises(TypeError, ["table"], lambda: package.io.from_table([1], [label]))
+
+
+# Arguments of any kind
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_any_argument_gives_an_ordinary_exception(tmp_path, regression):
+    x, y, _ = regression
+    path = write(tmp_path / "part", 3)
+    rng = random.Random(2)
+    values = [*VALUES, x, [x], [y, x], [path], path]
+    passes = 0
+    for name in ["use_var", "batch_size", "thread_num", "seed", "drop_last", "download_cmd"]:
+        for value in values:
+            dataset = rng.choice([InMemoryDataset, QueueDataset])()
+            try:
+                dataset.init(**{"use_var": [x, y], name: value})
+                dataset.set_filelist([path])
+                if isinstance(dataset, InMemoryDataset):
+                    dataset.load_into_memory(value)
+                passes += len(list(dataset)) > 0
+            except ORDINARY:
+                pass
+    assert passes > 10
+    for value in values:
+        for call in [
+            lambda: dataset.set_filelist(value),
+            lambda: dataset.set_filelist([value]),
+            lambda: dataset.set_date(value),
+            lambda: package.io.from_table({"x": value}, [x]),
+            lambda: package.io.from_table(value, [x]),
+            lambda: package.io.from_table({"x": [[1, 2]]}, [x], batch_size=value),
+            lambda: list(package.io.from_torch([value], [x])),
+            lambda: fluid.DataFeeder([x, y]).feed([(value, [1.0])]),
+            lambda: fleet.MultiSlotDataGenerator()._gen_str([("x", [value])]),
+            lambda: fleet.MultiSlotDataGenerator()._gen_str(value),
+        ]:
+            try:
+                call()
+            except (*ORDINARY, NotImplementedError):
+                pass
 
 
 # The documentation

@@ -57,6 +57,8 @@ def test_lists_and_batches(inputs):
 
     made.set_batch_generator(whole)
     assert [batch[0].shape for batch in made] == [(4, 2), (1, 2)]
+    made.set_sample_list_generator([list(samples(2))])
+    assert [batch[0].shape for batch in made] == [batch[0].shape for batch in made] == [(2, 2)]
     free = DataLoader.from_generator(return_list=True)
     free.set_sample_generator(samples, 5)
     ((x, label),) = free

@@ -18,14 +18,6 @@ def ran(code, **env):
     return subprocess.run(call, capture_output=True, text=True, timeout=120, env=env)
 
 
-CTRL_C_SOON = """
-import os, signal, threading
-timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-timer.daemon = True
-timer.start()
-"""
-
-
 def test_ctrl_c_ends_a_wait_for_a_worker_that_does_not_come():
     env = {
         "PADDLE_TRAINERS_NUM": "2",
@@ -34,25 +26,37 @@ def test_ctrl_c_ends_a_wait_for_a_worker_that_does_not_come():
         "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:2",
         "FLEET_OPEN": "loopback",
     }
-    code = "from fleet.distributed import fleet\nfleet.init(is_collective=True)"
-    ended = ran(CTRL_C_SOON + code, **env)
+    code = """
+import os, signal, threading, time
+from fleet import _fleet
+from fleet.distributed import fleet
+def interrupt():
+    while not _fleet.in_call():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+fleet.init(is_collective=True)
+"""
+    ended = ran(code, **env)
     assert ended.returncode == -signal.SIGINT
     assert "fleet: interrupted" in ended.stderr
 
 
 def test_ctrl_c_between_steps_is_an_exception():
     code = """
+import os, signal, threading
 from fleet import static
 x = static.data("x", [None, 1])
 exe = static.Executor()
 try:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     while True:
         exe.run(feed={"x": [[1.0]]}, fetch_list=[x + x])
 except KeyboardInterrupt:
     exe.close()
     print("in order")
 """
-    ended = ran(CTRL_C_SOON + code)
+    ended = ran(code)
     assert (ended.returncode, ended.stdout) == (0, "in order\n"), ended.stderr
 
 

@@ -13,7 +13,7 @@ NAMES = """
 paddle: CPUPlace CUDAPlace ParamAttr add arange argmax assign batch cast concat divide enable_static
 paddle: disable_static exp full full_like in_dynamic_mode is_compiled_with_cuda log matmul max mean
 paddle: min multiply pow reshape scale seed shape split sqrt square squeeze stack subtract sum
-paddle: transpose unsqueeze where core dataset distributed fluid io metric nn optimizer regularizer
+paddle: get_device set_device transpose unsqueeze where core dataset distributed fluid io metric nn optimizer regularizer
 paddle: static utils vision
 paddle.core: EOFException
 paddle.static: BuildStrategy CompiledProgram ExecutionStrategy Executor ParallelExecutor ParamAttr
@@ -43,7 +43,7 @@ paddle.dataset: cifar flowers imdb imikolov mnist uci_housing
 paddle.utils: unique_name
 paddle.utils.unique_name: generate guard
 paddle.distributed: CountFilterEntry InMemoryDataset ProbabilityEntry QueueDataset ShowClickEntry
-paddle.distributed: fleet metrics
+paddle.distributed: fleet get_rank get_world_size metrics
 paddle.distributed.fleet: DistributedStrategy InMemoryDataset MultiSlotDataGenerator
 paddle.distributed.fleet: MultiSlotStringDataGenerator PaddleCloudRoleMaker QueueDataset
 paddle.distributed.fleet: UserDefinedRoleMaker barrier_worker data_generator distributed_optimizer

@@ -29,36 +29,48 @@ def compare(session, exe, program, feed, targets):
     theirs = session.run(targets, {name: it for name, it in feed.items() if name in names})
     for target, expected, found in zip(targets, ours, theirs):
         assert found.dtype == expected.dtype and found.shape == expected.shape, target
-        np.testing.assert_allclose(found, expected, RELATIVE, ABSOLUTE, err_msg=target)
+        relative = 1e-3 if found.dtype == np.float16 else RELATIVE
+        np.testing.assert_allclose(found, expected, relative, ABSOLUTE, err_msg=target)
 
 
 def op_cases():
-    """Cases with a name, by file: one of each op and attributes may have the same name."""
+    """Cases with a name, by file."""
     for name in ["by_hand", "loss", "math", "metric", "nn", "tensor"]:
         for at, lines in enumerate(onnx_cases.blocks(onnx_cases.FOLDER / f"{name}.fleet")):
             case = onnx_cases.program_of(lines)
-            if case is not None and not case[0].endswith("_grad"):
+            if case is None or case[0].endswith("_grad"):
+                continue
+            # Programs that are fed no 16-bit floats are exported in 32 bits.
+            halves = [array.dtype == np.float16 for array in case[2].values()]
+            # onnxruntime normalizes no empty rows.
+            is_empty = any(array.size == 0 for array in case[2].values())
+            if ("f16" not in case[1] or any(halves)) and not (is_empty and "norm" in case[0]):
                 yield f"{name}-{at}-{case[0]}", case
 
 
+# Ops with cases that ONNX cannot express.
+REFUSED = {"auc", "gaussian_random", "nonzero_rows", "randint", "randperm", "uniform_random"}
+
+
 def test_ops(exe, tmp_path):
+    """Every case of every op that has a translation."""
     path = tmp_path / "case.onnx"
-    failures, ran, refused = [], 0, set()
+    failures, ran, refused = [], set(), set()
     for name, (op, text, feeds, targets) in op_cases():
+        program = static.Program.parse(text)
         try:
-            program = static.Program.parse(text)
-            try:
-                fleet.onnx.export(path, list(feeds), targets, exe, program)
-            except NotImplementedError as error:
-                refused.add(op)
-                assert "help:" in str(error)
-                continue
+            fleet.onnx.export(path, list(feeds), targets, exe, program)
+        except NotImplementedError as error:
+            assert "help:" in str(error)
+            refused.add(op)
+            continue
+        try:
             compare(session_of(path), exe, program.clone(for_test=True), feeds, targets)
-            ran += 1
+            ran.add(op)
         except Exception as error:
-            failures.append(f"{name}: {str(error)[:700]}\n{text[:600]}")
-    print(ran, refused)
-    assert not failures, f"{len(failures)} of {ran}\n" + "\n\n".join(failures)
+            failures.append(f"{name}: {str(error)[:700]}\n{text[:700]}")
+    assert not failures, f"{len(failures)} failed\n" + "\n\n".join(failures)
+    assert refused == REFUSED and len(ran) > 100, (refused, len(ran))
 
 
 # Sizes of the zoo's networks, and smaller ones. The text of a program has them in shapes and
@@ -102,8 +114,9 @@ def fill(exe, startup, program, rng):
     scope = static.global_scope()
     for var in program.list_vars():
         if var.persistable and var.ndim == 1 and var.dtype == "float32":
-            value = scope[var.name]
-            scope[var.name] = value + rng.uniform(0.0, 0.3, value.shape).astype("float32")
+            # Small scales of batch norms keep the images of deep networks in range.
+            start = 0.2 if var.name.endswith("_scale") else scope[var.name]
+            scope[var.name] = (start + rng.uniform(0.0, 0.3, var.shape)).astype("float32")
 
 
 def inputs_of(program, batch, rng):
@@ -149,3 +162,163 @@ def test_zoo(name, exe, command, tmp_path):
         dims = {info.name: info.shape[0] for info in session.get_inputs()}
         assert dims["src_ids"] == dims["sent_ids"] == dims["input_mask"] == "batch"
         assert dims["mask_pos"] == dims["mask_label"] != "batch"
+
+
+def click_inputs():
+    dense = static.data("dense_input", [None, 13])
+    ids = static.data("sparse_input", [None, 26], "int64")
+    return dense, ids, static.data("label", [None, 1])
+
+
+def rows_of(ids, rows, width, name):
+    table = fleet.ParamAttr(name=name, initializer=fleet.nn.initializer.Uniform(-0.5, 0.5))
+    return static.nn.embedding(ids, [rows, width], is_sparse=True, param_attr=table)
+
+
+def deepfm():
+    dense, ids, label = click_inputs()
+    first = static.nn.fc(dense, 1)
+    first = first + fleet.sum(
+        fleet.flatten(rows_of(ids, 50, 1, "first_order"), 1), axis=[1], keepdim=True
+    )
+    factors = static.create_parameter([13, 10], "float32", name="factors_of_numbers")
+    numbers = fleet.unsqueeze(dense, [2]) * factors
+    features = fleet.concat([rows_of(ids, 50, 10, "factors"), numbers], axis=1)
+    square = fleet.square(fleet.sum(features, axis=[1]))
+    squares = fleet.sum(fleet.square(features), axis=[1])
+    second = fleet.scale(fleet.sum(square - squares, axis=[1], keepdim=True), 0.5)
+    deep = static.nn.fc(fleet.flatten(features, 1), 20, activation="relu")
+    logit = fleet.add_n([first, second, static.nn.fc(deep, 1)])
+    loss = fleet.mean(F.sigmoid_cross_entropy_with_logits(logit, label))
+    return [F.sigmoid(logit), loss]
+
+
+def word2vec():
+    center, context = (static.data(name, [None, 1], "int64") for name in ["center", "context"])
+    negatives = static.data("negatives", [None, 5], "int64")
+    word = rows_of(center, 50, 8, "emb")
+    others = rows_of(fleet.concat([context, negatives], axis=1), 50, 8, "emb_w")
+    logits = fleet.sum(others * word, axis=[2])
+    right, wrong = fleet.split(logits, [1, 5], axis=1)
+    wrong = fleet.sum(F.softplus(wrong), axis=[1], keepdim=True)
+    return [logits, fleet.mean(F.softplus(-right) + wrong)]
+
+
+def mlp():
+    x = static.data("x", [None, 6])
+    hidden = F.dropout(static.nn.fc(x, 5, activation="gelu"), 0.5)
+    return [F.softmax(static.nn.fc(hidden, 3))]
+
+
+@pytest.mark.parametrize("network", [deepfm, word2vec, mlp])
+def test_networks_of_python(network, exe, tmp_path):
+    targets = network()
+    main = static.default_main_program()
+    exe.run(static.default_startup_program())
+    for opset in range(17, 24):
+        names = [target.name for target in targets]
+        session = check_model(tmp_path / "model.onnx", exe, main, names, opset)
+    if network is mlp:
+        types = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
+        assert "Dropout" not in types and "Gelu" in types
+        assert [info.shape for info in session.get_outputs()] == [["batch", 3]]
+
+
+def trained(exe):
+    """A network after a step of training, as users export it."""
+    x, y = static.data("x", [None, 4]), static.data("y", [None, 1])
+    out = static.nn.fc(x, 1)
+    fleet.optimizer.Adam(0.1).minimize(fleet.mean(F.square_error_cost(out, y)))
+    exe.run(static.default_startup_program())
+    feed = {"x": np.ones((2, 4), "float32"), "y": np.ones((2, 1), "float32")}
+    exe.run(feed=feed)
+    return x, y, out, feed
+
+
+def test_saved_models_and_the_command(exe, command, tmp_path):
+    x, _, out, feed = trained(exe)
+    fleet.onnx.export(tmp_path / "direct.onnx", [x], [out], exe)
+    static.save_inference_model(tmp_path / "model", [x], [out], exe)
+    fleet.onnx.export_model(tmp_path / "model", tmp_path / "saved.onnx", opset_version=18)
+    said = command("export", "--onnx", tmp_path / "model", tmp_path / "told.onnx", "--opset", 18)
+    assert f"inputs x; outputs {out.name}; opset 18, " in said
+    files = [tmp_path / name for name in ["direct.onnx", "saved.onnx", "told.onnx"]]
+    assert files[1].read_bytes() == files[2].read_bytes()
+    test = static.default_main_program().clone(for_test=True)
+    for file in files:
+        compare(session_of(file), exe, test, feed, [out.name])
+    opsets = [onnx.load(file).opset_import[0].version for file in files]
+    assert opsets == [17, 18, 18]
+
+
+def test_wrong_calls(exe, raises, tmp_path):
+    x, y, out, _ = trained(exe)
+    path = tmp_path / "model.onnx"
+    export = fleet.onnx.export
+    loss = next(var for var in static.default_main_program().list_vars() if "mean" in var.name)
+    raises(ValueError, ["need the input 'y'", "help:"], lambda: export(path, [x], [loss], exe))
+    raises(ValueError, ["not an input"], lambda: export(path, [out], [out], exe))
+    raises(TypeError, ["feed_vars"], lambda: export(path, 3, [out], exe))
+    old = lambda: export(path, [x], [out], exe, opset_version=9)  # noqa: E731
+    raises(NotImplementedError, ["17 to 23", "got 9"], old)
+    raises(ValueError, ["nothing"], lambda: fleet.onnx.export_model(tmp_path / "nothing", path))
+    missing = lambda: export(tmp_path / "no/model.onnx", [x], [out], exe)  # noqa: E731
+    raises(ValueError, ["folder does not exist"], missing)
+    noise = fleet.static.Program.parse(
+        "fleet program 1\nblock0 {\n%z: f32[2]\n"
+        '(Out: %z) = uniform_random() {shape: [2]} at="net.py:3"\n}'
+    )
+    refused = lambda: export(path, [], ["z"], exe, noise)  # noqa: E731
+    raises(NotImplementedError, ["uniform_random", "z", "net.py:3", "help:"], refused)
+    ids = static.data("ids", [None, 2], "int64")
+    rows = static.nn.embedding(ids, [30, 2])
+    exe.run(static.default_startup_program())
+    few = lambda: export(path, [ids], [rows], exe, max_table_rows=29)  # noqa: E731
+    raises(NotImplementedError, ["at most 29 rows, got 30", "max_table_rows"], few)
+    assert not path.exists()
+
+
+def test_tables_of_servers(tmp_path):
+    """A demo job saves its table; ids without a row read as zeros."""
+    import subprocess
+    import sys
+
+    model, path = tmp_path / "save", tmp_path / "model.onnx"
+    code = "from fleet._commands import fleetrun; fleetrun()"
+    flags = ["--server_num=1", "--worker_num=1", f"--log_dir={tmp_path / 'logs'}"]
+    job = ["demo:wide_deep", "--samples=2000", f"--output={model}"]
+    call = [sys.executable, "-c", code, *flags, *job]
+    ran = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    fleet.onnx.export_model(model, path)
+    session = session_of(path)
+    graph = onnx.load(path).graph
+    lookup = next(node for node in graph.node if node.op_type == "LabelEncoder")
+    keys = next(it for it in lookup.attribute if it.name == "keys_int64s").ints
+    table = next(it for it in graph.initializer if it.name.startswith("table_"))
+    rows = onnx.numpy_helper.to_array(table)
+    assert list(keys) == sorted(keys) and rows.shape[0] == len(keys) + 1
+    assert np.abs(rows[:-1]).max() > 0 and not rows[-1].any()
+
+    # The same network with the rows as an input, computed by our executor.
+    program, feeds, targets = static.load_inference_model(model / "model", None)
+    text = program.to_string()
+    line = next(it for it in text.splitlines() if "distributed_lookup_table" in it)
+    found = re.search(r"Outputs: %([\w.]+)\) = .*Ids: %([\w.]+)\)", line)
+    found, ids = found.groups()
+    text = text.replace(line, "")
+    text = re.sub(rf"(%{re.escape(found)}: f32\[.*\])", r"\1 data", text)
+    split = static.Program.parse(text)
+    rng = np.random.default_rng(1)
+    feed = inputs_of(program, 4, rng)
+    feed[ids] = rng.choice(list(keys), feed[ids].shape)
+    feed[ids][:, :3] = [-1, 2**62, max(keys) + 1]
+    places = {key: at for at, key in enumerate(keys)}
+    at = np.vectorize(lambda key: places.get(key, len(keys)))(feed[ids])
+    names = [target.name for target in targets]
+    exe = static.Executor(threads=1)
+    given = {name: feed[name] for name in feeds if name != ids}
+    ours = exe.run(split, feed={**given, found: rows[at]}, fetch_list=names)
+    theirs = session.run(names, {name: feed[name] for name in feeds})
+    for expected, value in zip(ours, theirs):
+        np.testing.assert_allclose(value, expected, RELATIVE, ABSOLUTE)

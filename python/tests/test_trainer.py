@@ -5,6 +5,7 @@ import subprocess
 import sys
 import sysconfig
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,6 +120,16 @@ def test_wrong_settings(exe, raises):
     with static.program_guard(static.Program(), static.Program()):
         static.nn.fc(static.data("x", [None, 2]), 1)
         raises(ValueError, ["not written for a job", "fleet.init"], lambda: trainer.run(exe, data))
+
+
+def test_the_script_of_the_page(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "python.md"
+    script = page.read_text().split("```python\n# trainer.py\n")[1].split("```")[0]
+    (tmp_path / "trainer.py").write_text(script)
+    for expected in ["20 epochs, best loss", "20 epochs"]:
+        call = [sys.executable, "trainer.py"]
+        ran = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        assert ran.returncode == 0 and expected in ran.stdout, ran.stdout + ran.stderr
 
 
 WORKER = """

@@ -152,7 +152,9 @@ def stub(module):
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") and name != "__version__":
             # Private classes are named by public functions.
-            if not (inspect.isclass(value) and value.__module__ == module.__name__):
+            if not inspect.isclass(value) or value.__module__ != module.__name__:
+                continue
+            if not _is_own(value):
                 continue
         if isinstance(value, types.ModuleType):
             if value.__name__ == f"{module.__name__}.{name}":
@@ -222,7 +224,7 @@ def _class(cls, imports):
             imports.add(f"import {base.__module__}")
             bases.append(f"{base.__module__}.{base.__qualname__}")
     lines = [f"class {cls.__name__}({', '.join(bases)}):" if bases else f"class {cls.__name__}:"]
-    if any(not base.__module__.startswith(("fleet", "builtins")) for base in cls.__bases__):
+    if not _is_own(cls):
         # A part of another library's protocol, which no user calls.
         return [lines[0] + " ..."]
     for name, kind in _fields(cls):
@@ -257,6 +259,10 @@ def _fields(cls):
     for name, kind in found.items():
         if not hasattr(cls, name):
             yield name, "Any" if kind in ("Variable", "Operand") else kind
+
+
+def _is_own(cls):
+    return all(base.__module__.startswith(("fleet", "builtins")) for base in cls.__bases__)
 
 
 DUNDERS = "__init__ __call__ __len__ __contains__ __iter__ __getitem__ __setitem__ __bool__ __array__"

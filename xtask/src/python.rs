@@ -100,8 +100,13 @@ impl Environment<'_> {
 
     fn start(&self, program: &Path, args: &[&str]) -> Outcome {
         println!("== python: {} {}", program.display(), args.join(" "));
+        // Maturin looks for Zig by the interpreter of the search path.
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let paths = [self.bin.clone()].into_iter().chain(std::env::split_paths(&path));
+        let path = std::env::join_paths(paths).map_err(|error| format!("PATH: {error}"))?;
         let mut command = Command::new(program);
-        command.args(args).current_dir(self.root).env("VIRTUAL_ENV", &self.folder);
+        command.args(args).current_dir(self.root);
+        command.env("VIRTUAL_ENV", &self.folder).env("PATH", path);
         succeeded("python", command.status())
     }
 }

@@ -4,12 +4,14 @@
 
 use crate::files::{is_url, object_name_error};
 use fleet_base::fs::without_secrets;
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Cursor, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// Opens a file directly, or through a shell command (`zcat`, `python reader.py`).
@@ -41,6 +43,30 @@ pub(crate) struct FileSource {
     #[cfg(feature = "object-store")]
     pub stores: Option<crate::ObjectStores>,
     pub pipe_command: String,
+    /// The commands that run for open files.
+    pub running: Running,
+}
+
+/// Process groups of running commands.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Running {
+    groups: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Running {
+    fn add(&self, group: u32) {
+        lock(&self.groups).push(group);
+    }
+
+    /// Forgets a group, before its number may belong to another process.
+    fn remove(&self, group: u32) {
+        lock(&self.groups).retain(|other| *other != group);
+    }
+
+    /// Ends all commands, so that reads of their output return.
+    pub fn end_all(&self) {
+        lock(&self.groups).iter().for_each(|group| end_group(*group));
+    }
 }
 
 impl FileSource {
@@ -50,7 +76,8 @@ impl FileSource {
         if !self::is_plain(&self.download_command) {
             // The path is an argument of the shell, so that none of it is interpreted as a command.
             let whole = format!("{} \"$1\"", self.download_command.trim());
-            let from = Piped::start(Stdio::null(), path, &whole, "download command")?;
+            let from =
+                Piped::start(Stdio::null(), path, &whole, "download command", &self.running)?;
             return match is_plain {
                 true => Ok(Box::new(from)),
                 false => Ok(Box::new(from.pipe_to(path, command)?)),
@@ -60,13 +87,16 @@ impl FileSource {
             let from = self.object(path)?;
             return match is_plain {
                 true => plain(from, path),
-                false => Ok(Box::new(Piped::start_fed(from, path, command)?)),
+                false => Ok(Box::new(Piped::start_fed(from, path, command, &self.running)?)),
             };
         }
         let file = open_file(path)?;
         match is_plain {
             true => plain(file, path),
-            false => Ok(Box::new(Piped::start(Stdio::from(file), path, command, "pipe command")?)),
+            false => {
+                let (file, role) = (Stdio::from(file), "pipe command");
+                Ok(Box::new(Piped::start(file, path, command, role, &self.running)?))
+            }
         }
     }
 
@@ -150,6 +180,7 @@ struct Piped {
     role: &'static str,
     command: String,
     path: String,
+    running: Running,
     ended: bool,
 }
 
@@ -163,7 +194,13 @@ fn shell(command: &str, path: &Path) -> Command {
 }
 
 impl Piped {
-    fn start(input: Stdio, path: &Path, command: &str, role: &'static str) -> Result<Piped> {
+    fn start(
+        input: Stdio,
+        path: &Path,
+        command: &str,
+        role: &'static str,
+        running: &Running,
+    ) -> Result<Piped> {
         let unstarted = |error: std::io::Error| {
             Error::unavailable(format!("cannot start the {role} '{command}': {error}"))
                 .at(path.display())
@@ -178,6 +215,7 @@ impl Piped {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(unstarted)?;
+        running.add(child.id());
         let stdout = child.stdout.take();
         let stderr = child.stderr.take().map(|it| std::thread::spawn(move || tail(it)));
         let (command, path) = (command.to_string(), path.display().to_string());
@@ -190,13 +228,19 @@ impl Piped {
             role,
             command,
             path,
+            running: running.clone(),
             ended: false,
         })
     }
 
     /// Starts a command whose input is read from `from`.
-    fn start_fed(mut from: Box<dyn Read + Send>, path: &Path, command: &str) -> Result<Piped> {
-        let mut piped = Piped::start(Stdio::piped(), path, command, "pipe command")?;
+    fn start_fed(
+        mut from: Box<dyn Read + Send>,
+        path: &Path,
+        command: &str,
+        running: &Running,
+    ) -> Result<Piped> {
+        let mut piped = Piped::start(Stdio::piped(), path, command, "pipe command", running)?;
         let mut input = piped.child.stdin.take();
         piped.feeder = Some(std::thread::spawn(move || {
             let Some(input) = &mut input else { return Ok(()) };
@@ -212,7 +256,7 @@ impl Piped {
     /// Starts a command that reads the output of this one.
     fn pipe_to(mut self, path: &Path, command: &str) -> Result<Piped> {
         let input = self.stdout.take().map_or_else(Stdio::null, Stdio::from);
-        let mut next = Piped::start(input, path, command, "pipe command")?;
+        let mut next = Piped::start(input, path, command, "pipe command", &self.running)?;
         next.from = Some(Box::new(self));
         Ok(next)
     }
@@ -220,6 +264,7 @@ impl Piped {
     /// Waits for the exit status after the end of the output.
     fn end(&mut self) -> std::io::Result<()> {
         self.ended = true;
+        self.running.remove(self.child.id());
         let status = self.child.wait()?;
         let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         if let Some(feeder) = self.feeder.take() {
@@ -266,7 +311,9 @@ impl Read for Piped {
 impl Drop for Piped {
     fn drop(&mut self) {
         if !self.ended {
-            end_group(&mut self.child);
+            self.running.remove(self.child.id());
+            end_group(self.child.id());
+            let _ = self.child.kill();
             // The program was killed because its output is not needed; its status does not matter.
             let _ = self.child.wait();
         }
@@ -283,19 +330,17 @@ fn is_broken_pipe(status: ExitStatus) -> bool {
     status.code() == Some(128 + SIGPIPE)
 }
 
+/// Kills a process group, where there are any. Its first process must not have been waited for, so
+/// that its id cannot belong to another process yet. It may have ended already.
 #[cfg(unix)]
-fn end_group(child: &mut Child) {
-    // The child has not been waited for, so its id cannot belong to another process yet. It may
-    // have ended already, which is fine.
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw) {
+fn end_group(group: u32) {
+    if let Some(group) = i32::try_from(group).ok().and_then(rustix::process::Pid::from_raw) {
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
 }
 
 #[cfg(not(unix))]
-fn end_group(child: &mut Child) {
-    let _ = child.kill();
-}
+fn end_group(_group: u32) {}
 
 /// Copies everything to the standard error, and returns the last bytes.
 fn tail(mut from: impl Read) -> Vec<u8> {

@@ -81,10 +81,15 @@ impl<B: Send + 'static> Lanes<B> {
             }
         });
         if next.is_err() {
-            // The threads are not joined, since one of them may wait for data for long.
-            self.lanes.clear();
+            self.detach();
         }
         next
+    }
+
+    /// Lets the threads end at their next batch, and does not wait for that: one of them may wait
+    /// for data for long.
+    fn detach(&mut self) {
+        self.lanes.clear();
     }
 
     fn next_by(
@@ -179,6 +184,11 @@ impl Prefetch {
         Ok(Prefetch { lanes, skipped })
     }
 
+    /// Ends the pass without waiting for its threads, which end at their next batch.
+    pub fn detach(mut self) {
+        self.lanes.detach();
+    }
+
     /// Swaps the next batch into `batch`, and calls `check` about ten times a second while it
     /// waits. An error of `check` is returned. After an error there are no more batches.
     pub fn next_batch_or(
@@ -252,6 +262,18 @@ mod tests {
             all.push(batch.tensor("n").unwrap().to_vec::<i64>().unwrap()[0]);
         }
         all
+    }
+
+    #[test]
+    fn a_pass_that_is_left_does_not_wait_for_its_threads() {
+        let (_held, wait) = sync_channel::<()>(0);
+        let mut lanes = Lanes::new(Error::internal("a thread panicked"));
+        let make = move |_| {
+            let _ = wait.recv();
+            Ok(None::<Batch>)
+        };
+        lanes.add(1, || make).unwrap();
+        Prefetch { lanes, skipped: Arc::default() }.detach();
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::proto::{
     DimensionProto, GraphProto, ModelProto, OperatorSetIdProto, TensorShapeProto, TensorTypeProto,
     TypeProto, ValueInfoProto,
 };
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, text};
 use fleet_ir::{BlockId, OpId, Program, VarId, VarKind};
 use fleet_ops::Registry;
 use fleet_tensor::Tensor;
@@ -65,6 +65,17 @@ pub trait Values {
     /// Returns the rows of a table on parameter servers, or an error if it has more than
     /// `row_count_max`.
     fn table(&mut self, id: u32, row_count_max: u64) -> Result<TableRows>;
+}
+
+/// Returns the error for a table with more rows than [`OnnxOptions::table_rows_max`].
+pub fn too_many_rows(table: &str, count: u64, limit: u64) -> Error {
+    Error::unsupported(format!("table {table} has too many rows for an ONNX file"))
+        .expected(format!("at most {}", text::counted(limit as usize, "row")))
+        .got(count)
+        .help(
+            "raise the limit with --max-table-rows (max_table_rows in Python, table_rows_max in \
+             Rust), or save fewer rows: mode 1 (base) has those that serving needs",
+        )
 }
 
 /// Exports the part of a program that computes `targets`, in evaluation mode and in single

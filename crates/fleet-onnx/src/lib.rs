@@ -47,5 +47,5 @@ mod graph;
 mod ops;
 pub mod proto;
 
-pub use export::{OnnxOptions, TableRows, Values, export};
+pub use export::{OnnxOptions, TableRows, Values, export, too_many_rows};
 pub use file::{OnnxModel, WrittenOnnx};

@@ -306,7 +306,7 @@ fn refusals_say_what_and_why() {
          (Out: %out) = lookup_table_v2(W: %w, Ids: %ids)",
     );
     let few = OnnxOptions { table_rows_max: 99, ..OnnxOptions::default() };
-    refused(&table, &["out"], &few, &["'w'", "at most 99", "100", "--max-table-rows"]);
+    refused(&table, &["out"], &few, &["'w'", "at most 99 rows", "100", "--max-table-rows"]);
 
     let alone = parse(
         "%yes: bool[1] data

@@ -4,7 +4,7 @@ use crate::save::{InferenceModel, load_inference_model};
 use fleet_base::{Error, Result};
 use fleet_exec::Scope;
 use fleet_ir::Program;
-use fleet_onnx::{OnnxOptions, TableRows, Values, WrittenOnnx, export};
+use fleet_onnx::{OnnxOptions, TableRows, Values, WrittenOnnx, export, too_many_rows};
 use fleet_ps::{SavedRows, TableIndex};
 use fleet_tensor::Tensor;
 use std::path::{Path, PathBuf};
@@ -97,7 +97,12 @@ impl Values for ScopeValues<'_> {
             return Err(Error::invalid(format!("the rows of table {id} are on parameter servers"))
                 .help("save the model with Worker::save_inference_model, and export the save"));
         };
-        let SavedRows { ids, width, values } = TableIndex::read(dir)?.rows(id, row_count_max)?;
+        let SavedRows { ids, width, values, row_count } =
+            TableIndex::read(dir)?.rows(id, row_count_max)?;
+        if row_count > row_count_max {
+            let error = too_many_rows(&id.to_string(), row_count, row_count_max);
+            return Err(error.at(dir.display()));
+        }
         let rows = Tensor::from_slice(&values, [ids.len() as i64, width as i64])?;
         Ok(TableRows { ids: ids.into_iter().map(|id| id as i64).collect(), rows })
     }

@@ -174,7 +174,7 @@ impl InMemoryDataset {
         self.preload.as_ref().is_none_or(|preload| preload.thread.is_finished())
     }
 
-    /// Cancels a load in progress. Its thread ends at the next records that it reads.
+    /// Cancels a load in progress: its thread ends soon, and its commands at once.
     ///
     /// ```
     /// # use fleet_data::{DatasetOptions, InMemoryDataset, Schema, Slot, TextFiles};
@@ -195,6 +195,7 @@ impl InMemoryDataset {
     pub fn cancel_preload(&mut self) {
         if let Some(preload) = self.preload.take() {
             preload.stop.store(true, Ordering::Relaxed);
+            self.options.format.stop();
         }
     }
 

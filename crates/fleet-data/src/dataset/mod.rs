@@ -34,6 +34,9 @@ pub trait RecordFormat: Send + Sync {
     /// Opens a file for reading.
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>>;
 
+    /// Ends the commands through which files are read. Their readers return an error.
+    fn stop(&self) {}
+
     /// Returns whether all files are in the local file system, so that a list can be checked before
     /// it is read.
     fn is_local(&self) -> bool {
@@ -120,6 +123,10 @@ impl RecordFormat for TextFiles {
         Ok(Box::new(LineReader::new(from, name, (self.format)()).on_error(self.on_error)))
     }
 
+    fn stop(&self) {
+        self.origin.running.end_all();
+    }
+
     fn is_local(&self) -> bool {
         self.origin.is_local()
     }
@@ -133,6 +140,9 @@ pub trait Dataset {
     /// Returns the sources of one pass over the records, for at most `threads` threads; 0 takes the
     /// number in the options. Callers take batches from the sources in turn.
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>>;
+
+    /// Ends what the sources of a pass wait for, once their batches are not needed any more.
+    fn stop(&self) {}
 
     /// Returns the number of batches of a pass, if it is known before the pass.
     fn batch_count(&self) -> Option<u64> {

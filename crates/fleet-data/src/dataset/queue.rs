@@ -87,6 +87,10 @@ impl Dataset for QueueDataset {
         &self.options.layout
     }
 
+    fn stop(&self) {
+        self.options.format.stop();
+    }
+
     /// Starts to read, but with no more sources than files; source r of n gets files r, r + n, ..
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>> {
         let threads = self.options.threads_of(threads)?;

@@ -19,7 +19,8 @@ pub(super) const RULES: &[(&str, Translate)] = &[
     ("floor", |c| rounded(c, "Floor")),
     ("gelu", |c| {
         let tanh = c.op.attr_bool("approximate");
-        unary(c, |c, x| if tanh { gelu_tanh(c, x) } else { gelu(c, x) })
+        let dtype = c.dtype("X")?;
+        unary(c, |c, x| if tanh { gelu_tanh(c, x, dtype) } else { gelu(c, x, dtype) })
     }),
     ("hard_sigmoid", hard_sigmoid),
     ("hard_swish", hard_swish),
@@ -90,17 +91,23 @@ fn with_alpha(c: &mut Context<'_, '_>, node: &'static str) -> Result<()> {
     unary(c, |c, x| Ok(c.with(node, &[x], vec![("alpha", alpha)])))
 }
 
-/// The activation of a fused op, by name; "" for none.
-pub(super) fn activation(c: &mut Context<'_, '_>, name: &str, x: Value) -> Result<Value> {
+/// The activation of a fused op, by name; "" for none. The input of a slot has the type of `x`.
+pub(super) fn activation(
+    c: &mut Context<'_, '_>,
+    name: &str,
+    slot: &str,
+    x: Value,
+) -> Result<Value> {
+    let dtype = c.dtype(slot)?;
     match name {
         "relu" => Ok(c.node("Relu", &[x])),
         "relu6" => {
-            let (low, high) = (c.scalar(DType::F32, 0.0)?, c.scalar(DType::F32, 6.0)?);
+            let (low, high) = (c.scalar(dtype, 0.0)?, c.scalar(dtype, 6.0)?);
             Ok(c.node("Clip", &[x, low, high]))
         }
         "sigmoid" => Ok(c.node("Sigmoid", &[x])),
         "tanh" => Ok(c.node("Tanh", &[x])),
-        "gelu" => gelu(c, x),
+        "gelu" => gelu(c, x, dtype),
         "" | "identity" => Ok(x),
         other => Err(fleet_base::Error::unsupported("unknown activation")
             .got(format!("'{other}' of {}", c.op.name()))),
@@ -108,42 +115,42 @@ pub(super) fn activation(c: &mut Context<'_, '_>, name: &str, x: Value) -> Resul
 }
 
 /// `x Φ(x)`.
-fn gelu(c: &mut Context<'_, '_>, x: Value) -> Result<Value> {
+fn gelu(c: &mut Context<'_, '_>, x: Value, dtype: DType) -> Result<Value> {
     if c.since(20) {
         return Ok(c.node("Gelu", &[x]));
     }
-    let scale = c.scalar(DType::F32, FRAC_1_SQRT_2)?;
+    let scale = c.scalar(dtype, FRAC_1_SQRT_2)?;
     let scaled = c.mul(x, scale);
     let erf = c.node("Erf", &[scaled]);
-    let (one, half) = (c.scalar(DType::F32, 1.0)?, c.scalar(DType::F32, 0.5)?);
+    let (one, half) = (c.scalar(dtype, 1.0)?, c.scalar(dtype, 0.5)?);
     let share = c.add(erf, one);
     let product = c.mul(x, share);
     Ok(c.mul(product, half))
 }
 
 /// `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
-fn gelu_tanh(c: &mut Context<'_, '_>, x: Value) -> Result<Value> {
+fn gelu_tanh(c: &mut Context<'_, '_>, x: Value, dtype: DType) -> Result<Value> {
     if c.since(20) {
         return Ok(c.with("Gelu", &[x], vec![("approximate", Attribute::Str("tanh"))]));
     }
     let square = c.mul(x, x);
     let cube = c.mul(square, x);
-    let factor = c.scalar(DType::F32, 0.044_715)?;
+    let factor = c.scalar(dtype, 0.044_715)?;
     let cube = c.mul(cube, factor);
     let sum = c.add(x, cube);
-    let factor = c.scalar(DType::F32, (2.0 / PI).sqrt())?;
+    let factor = c.scalar(dtype, (2.0 / PI).sqrt())?;
     let inner = c.mul(sum, factor);
     let tanh = c.node("Tanh", &[inner]);
-    let (one, half) = (c.scalar(DType::F32, 1.0)?, c.scalar(DType::F32, 0.5)?);
+    let (one, half) = (c.scalar(dtype, 1.0)?, c.scalar(dtype, 0.5)?);
     let share = c.add(tanh, one);
     let product = c.mul(x, share);
     Ok(c.mul(product, half))
 }
 
 fn swish(c: &mut Context<'_, '_>, x: Value, beta: f64) -> Result<Value> {
-    let mut scaled = x;
+    let (mut scaled, dtype) = (x, c.dtype("X")?);
     if beta != 1.0 {
-        let beta = c.scalar(DType::F32, beta)?;
+        let beta = c.scalar(dtype, beta)?;
         scaled = c.mul(x, beta);
     }
     let gate = c.node("Sigmoid", &[scaled]);

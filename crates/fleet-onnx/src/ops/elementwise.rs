@@ -170,7 +170,7 @@ fn fused(c: &mut Context<'_, '_>) -> Result<()> {
     let [x, y] = operands(c)?;
     let total = c.add(x, y);
     let name = c.op.attr_strs("functor_list").first().cloned().unwrap_or_default();
-    let out = activation(c, &name, total)?;
+    let out = activation(c, &name, "X", total)?;
     c.set("Out", out)
 }
 

@@ -91,7 +91,7 @@ fn conv2d(c: &mut Context<'_, '_>) -> Result<()> {
         y = c.add(y, residual);
     }
     let name = c.op.attr_str("activation").to_string();
-    let y = activation(c, &name, y)?;
+    let y = activation(c, &name, "Input", y)?;
     c.set("Output", y)
 }
 
@@ -248,7 +248,7 @@ fn batch_norm(c: &mut Context<'_, '_>) -> Result<()> {
     }
     if c.op.attr("act_type").is_some() {
         let name = c.op.attr_str("act_type").to_string();
-        y = activation(c, &name, y)?;
+        y = activation(c, &name, "X", y)?;
     }
     c.set("Y", y)?;
     c.set("MeanOut", mean)?;

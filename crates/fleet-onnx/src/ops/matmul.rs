@@ -47,7 +47,7 @@ fn fused(c: &mut Context<'_, '_>) -> Result<()> {
     }
     c.set("PreAct", y)?;
     let name = c.op.attr_str("activation").to_string();
-    let out = activation(c, &name, y)?;
+    let out = activation(c, &name, "X", y)?;
     c.set("Out", out)
 }
 

@@ -19,12 +19,14 @@ fn along_axis(c: &mut Context<'_, '_>, node: &'static str) -> Result<()> {
 }
 
 fn layer_norm(c: &mut Context<'_, '_>) -> Result<()> {
-    let (mut x, shape) = (c.x("X")?, c.shape("X")?);
+    let (mut x, shape, dtype) = (c.x("X")?, c.shape("X")?, c.dtype("X")?);
     let begin = shape.axis(c.op.attr_int("begin_norm_axis"))?;
     if let Some(residual) = c.optional("Residual")? {
         x = c.add(x, residual);
         c.set("Sum", x)?;
     }
+    // Scale and bias are f32, and ONNX has one type for all.
+    x = if dtype == DType::F32 { x } else { c.cast(x, DType::F32) };
     let scale = affine(c, "Scale", &shape, begin)?;
     let bias = affine(c, "Bias", &shape, begin)?;
     let scale = match scale {
@@ -38,6 +40,7 @@ fn layer_norm(c: &mut Context<'_, '_>) -> Result<()> {
     ];
     let bias = bias.unwrap_or(Value::NONE);
     let y = c.with("LayerNormalization", &[x, scale, bias], attributes);
+    let y = if dtype == DType::F32 { y } else { c.cast(y, dtype) };
     c.set("Y", y)
 }
 

@@ -2,10 +2,10 @@
 //! hash table from ids to rows; ids without a row read as zeros.
 
 use super::Translate;
-use crate::TableRows;
 use crate::context::Context;
+use crate::export::{TableRows, too_many_rows};
 use crate::graph::{Attribute, Value};
-use fleet_base::{Error, Result, text};
+use fleet_base::{Error, Result};
 use fleet_ir::VarId;
 use fleet_tensor::{DType, Tensor};
 
@@ -115,14 +115,4 @@ fn constants(c: &mut Context<'_, '_>, table: u32, width: i64) -> Result<(Vec<i64
         to.copy_from_slice(&values[at * width..][..width]);
     }
     Ok((order.iter().map(|at| ids[*at]).collect(), sorted))
-}
-
-fn too_many_rows(table: &str, count: u64, limit: u64) -> Error {
-    Error::unsupported(format!("table {table} has too many rows for an ONNX file"))
-        .expected(format!("at most {}", text::counted(limit as usize, "row")))
-        .got(text::count(count as f64))
-        .help(
-            "raise the limit with --max-table-rows (max_table_rows in Python, table_rows_max in \
-             Rust), or save fewer rows: mode 1 (base) has those that serving needs",
-        )
 }

@@ -19,11 +19,13 @@ pub struct SavedRows {
     pub width: usize,
     /// What a lookup in inference returns for each id.
     pub values: Vec<f32>,
+    /// Number of rows of the table. If they are more than the limit, `ids` and `values` are empty.
+    pub row_count: u64,
 }
 
 impl TableIndex {
-    /// Reads the rows of the table that had number `id` in the job that saved it. Fails if there
-    /// are more than `row_count_max`.
+    /// Reads the rows of the table that had number `id` in the job that saved it. Only counts them
+    /// if there are more than `row_count_max`.
     ///
     /// ```
     /// use fleet_ps::{
@@ -64,15 +66,15 @@ impl TableIndex {
             count.get() <= row_count_max
         };
         load::load_checked(&table, &checked, is_kept)?;
-        if count.get() > row_count_max {
-            return Err(place(Error::unsupported(format!(
-                "table '{}' has too many rows",
-                saved.name
-            )))
-            .expected(format!("at most {row_count_max}"))
-            .got(count.get()));
+        match count.get() <= row_count_max {
+            true => read(&table, saved.width),
+            false => Ok(SavedRows {
+                ids: Vec::new(),
+                width: saved.width,
+                values: Vec::new(),
+                row_count: count.get(),
+            }),
         }
-        read(&table, saved.width)
     }
 }
 
@@ -91,7 +93,8 @@ fn read(table: &SparseTable, width: usize) -> Result<SavedRows> {
     ids.sort_unstable();
     let mut values = vec![0.0; ids.len() * width];
     table.pull(&ids, &mut values, PullMode::Infer)?;
-    Ok(SavedRows { ids, width, values })
+    let row_count = ids.len() as u64;
+    Ok(SavedRows { ids, width, values, row_count })
 }
 
 /// Returns a table whose rows have a layout (`layout_name`) and as many columns; `None` if there is
@@ -147,12 +150,13 @@ mod tests {
                     config.accessor = Accessor::Ctr(ctr);
                 }
                 let table = SparseTable::new(config.clone()).unwrap();
-                let ids: Vec<u64> = (0..100).map(|id| id * 0x9E37_79B9_7F4A_7C15).collect();
+                let ids: Vec<u64> =
+                    (0..100).map(|id: u64| id.wrapping_mul(0x9E37_79B9_7F4A_7C15)).collect();
                 let shows: Vec<f32> = (0..100).map(|id| id as f32).collect();
                 let grads = vec![0.1; ids.len() * config.push_width()];
                 let mut push = Push::new(&ids, &grads);
                 if show_click.is_some() {
-                    (push.shows, push.clicks) = (Some(&shows), Some(&shows));
+                    (push.shows, push.clicks) = (Some(&shows[..]), Some(&shows[..]));
                 }
                 table.push(push).unwrap();
                 let name = format!("fleet-ps-saved-rows-{}-{name}", std::process::id());
@@ -168,8 +172,8 @@ mod tests {
                 let saved = crate::SavedTable::of(&crate::TableConfig::Sparse(config));
                 let index = TableIndex { dir: dir.clone(), save_id: 1, tables: vec![saved] };
                 let rows = index.rows(at as u32, 100).unwrap();
-                let error = index.rows(at as u32, 99).unwrap_err().to_string();
-                assert!(error.contains("at most 99, got 100"), "{error}");
+                let few = index.rows(at as u32, 99).unwrap();
+                assert_eq!((few.ids.len(), few.values.len(), few.row_count), (0, 0, 100));
                 std::fs::remove_dir_all(&dir).unwrap();
                 let mut expected = vec![0.0; rows.values.len()];
                 table.pull(&rows.ids, &mut expected, PullMode::Infer).unwrap();

@@ -10,4 +10,5 @@ mod hdfs;
 mod ids;
 mod incremental;
 mod inference;
+mod onnx;
 mod transpiler;
