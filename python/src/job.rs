@@ -207,6 +207,18 @@ impl FleetCell {
     }
 }
 
+/// Checks that the job computes in mixed precision.
+#[pyfunction]
+pub fn amp_init(cell: &Bound<'_, FleetCell>) -> PyResult<()> {
+    cell.get().job()?.with_session(|session| session.amp_init()).or_raise()
+}
+
+/// Returns the loss scale of the job; none if the loss is not scaled.
+#[pyfunction]
+pub fn loss_scaling(cell: &Bound<'_, FleetCell>) -> PyResult<Option<f32>> {
+    cell.get().job()?.with_session(|session| session.loss_scaling()).or_raise()
+}
+
 /// Reads `comm_world`.
 fn comm_world(call: &str, name: &str) -> PyResult<CommWorld> {
     match name {

@@ -46,7 +46,7 @@ mod _fleet {
     #[pymodule_export]
     use crate::interrupt::in_call;
     #[pymodule_export]
-    use crate::job::FleetCell;
+    use crate::job::{FleetCell, amp_init, loss_scaling};
     #[pymodule_export]
     use crate::layers::{call, layer_docs, signatures};
     #[pymodule_export]
@@ -61,7 +61,7 @@ mod _fleet {
     use crate::scope::ScopeCell;
     #[pymodule_export]
     use crate::servers::{
-        dense_parameters, infer_program, init_server, init_worker, load_model, load_table,
+        dense_parameters, infer_program, init_server, init_worker, load_model, load_table, resume,
         run_server, save_model, save_table, save_tables, shrink, stop_worker,
     };
     #[pymodule_export]

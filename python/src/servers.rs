@@ -112,6 +112,12 @@ pub fn stop_worker(py: Python<'_>, cell: &Bound<'_, FleetCell>) -> PyResult<()> 
     released(py, || fleet.finish())
 }
 
+/// Continues a worker that was started again. Returns the number of its steps that all tables have.
+#[pyfunction]
+pub fn resume(py: Python<'_>, cell: &Bound<'_, FleetCell>) -> PyResult<u64> {
+    with_worker(py, cell, |worker| Ok(worker.resume()?.map_or(0, |progress| progress.complete)))
+}
+
 /// Saves all tables and this worker's own variables. Returns the numbers of rows and bytes.
 #[pyfunction]
 pub fn save_tables(

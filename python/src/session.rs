@@ -172,6 +172,25 @@ pub fn scope_of_worker(worker: &mut Worker) -> &mut Scope {
     scope_of(&mut worker.session)
 }
 
+impl Job {
+    /// Calls `call` with the session, which has its variables.
+    pub fn with_session<T>(&self, call: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
+        let scope = self.scope();
+        let mut scope = scope.try_lock().map_err(|_| Error::unavailable("the scope is in use"))?;
+        match &mut *self.stage()? {
+            Stage::Started(session) => with_variables(&mut scope, &mut **session, scope_of, call),
+            Stage::Working(working) => {
+                with_variables(&mut scope, &mut working.worker, scope_of_worker, |worker| {
+                    call(&mut worker.session)
+                })
+            }
+            Stage::Written => Err(Error::invalid("the startup program of the job has not run")
+                .help("run it first: exe.run(default_startup_program())")),
+            Stage::Stopped => Err(Error::invalid("the worker has left the job")),
+        }
+    }
+}
+
 /// Moves all variables of `made` to `scope`, which keeps its other variables.
 fn replace_all(scope: &mut Scope, made: &mut Scope) {
     let others: Vec<String> =

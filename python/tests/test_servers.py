@@ -379,6 +379,8 @@ def test_order_of_calls(exe, raises, tmp_path):
     fleet.stop_worker()
     fleet.stop_worker()
     raises(ValueError, ["left the job"], lambda: exe.run(main, feed=FEED))
+    test = main.clone(for_test=True)
+    raises(ValueError, ["table", "init_worker"], lambda: exe.run(test, feed=FEED))
     assert "fc_0.w_0" in static.global_scope()
 
 
@@ -462,6 +464,33 @@ def test_strategies_and_entries(exe, raises):
         (values,) = exe.run(feed=FEED, fetch_list=[out])
         assert not np.allclose(values[0], values[1])
         fleet.stop_worker()
+
+
+def test_mixed_precision(exe, raises):
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = False
+    strategy.amp = True
+    strategy.amp_configs = {"init_loss_scaling": 256.0, "use_fp16_guard": False}
+    fleet.init(strategy=strategy)
+    strategy.amp = False
+    _, loss = network()
+    optimizer = fleet.distributed_optimizer(package.optimizer.SGD(0.1))
+    assert optimizer.user_defined_strategy.amp, "the strategy of init"
+    optimizer.minimize(loss)
+    raises(ValueError, ["startup program"], optimizer.get_loss_scaling)
+    exe.run(static.default_startup_program())
+    optimizer.amp_init()
+    fleet.init_worker()
+    exe.run(feed=FEED)
+    assert fleet.get_loss_scaling() == 256.0 and fleet.resume() == 0
+    raises(NotImplementedError, ["clone"], lambda: fleet.amp_init(use_fp16_test=True))
+    fleet.stop_worker()
+    programs = static.program_guard(static.Program(), static.Program())
+    with programs, static.scope_guard(static.Scope()):
+        minimized()
+        exe.run(static.default_startup_program())
+        raises(ValueError, ["mixed precision"], fleet.amp_init)
+        assert fleet.get_loss_scaling() is None
 
 
 def test_a_rate_of_python(exe, raises):

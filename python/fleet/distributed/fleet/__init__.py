@@ -10,7 +10,13 @@ from fleet._datasets import DatasetBase, InMemoryDataset, QueueDataset
 
 from . import base, data_generator, metrics, role_maker, utils
 from ._job import init
-from ._optimizer import DistributedOptimizer, distributed_optimizer, minimize
+from ._optimizer import (
+    DistributedOptimizer,
+    amp_init,
+    distributed_optimizer,
+    get_loss_scaling,
+    minimize,
+)
 from ._servers import (
     barrier_worker,
     init_server,
@@ -21,6 +27,7 @@ from ._servers import (
     load_model,
     load_one_table,
     node_num,
+    resume,
     run_server,
     save_cache_model,
     save_inference_model,

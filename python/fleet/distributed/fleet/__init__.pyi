@@ -16,7 +16,9 @@ from fleet.distributed.fleet import strategy as strategy
 from fleet.distributed.fleet import utils as utils
 from fleet.distributed.fleet._job import init as init
 from fleet.distributed.fleet._optimizer import DistributedOptimizer as DistributedOptimizer
+from fleet.distributed.fleet._optimizer import amp_init as amp_init
 from fleet.distributed.fleet._optimizer import distributed_optimizer as distributed_optimizer
+from fleet.distributed.fleet._optimizer import get_loss_scaling as get_loss_scaling
 from fleet.distributed.fleet._optimizer import minimize as minimize
 from fleet.distributed.fleet._servers import barrier_worker as barrier_worker
 from fleet.distributed.fleet._servers import init_server as init_server
@@ -27,6 +29,7 @@ from fleet.distributed.fleet._servers import is_worker as is_worker
 from fleet.distributed.fleet._servers import load_model as load_model
 from fleet.distributed.fleet._servers import load_one_table as load_one_table
 from fleet.distributed.fleet._servers import node_num as node_num
+from fleet.distributed.fleet._servers import resume as resume
 from fleet.distributed.fleet._servers import run_server as run_server
 from fleet.distributed.fleet._servers import save_cache_model as save_cache_model
 from fleet.distributed.fleet._servers import save_inference_model as save_inference_model

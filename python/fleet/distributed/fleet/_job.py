@@ -1,6 +1,7 @@
 """The job that this process has joined."""
 
 import atexit
+import copy
 import os
 import sys
 import traceback
@@ -11,6 +12,7 @@ from .role_maker import PaddleCloudRoleMaker, Role, _RoleMaker
 from .strategy import DistributedStrategy
 
 _job = None
+_strategy = None
 
 
 def init(role_maker=None, is_collective=False, strategy=None):
@@ -18,9 +20,10 @@ def init(role_maker=None, is_collective=False, strategy=None):
 
     With ``is_collective`` all workers exchange gradients, and the call returns when all have
     joined. Otherwise the job has parameter servers. A process without a launcher is worker 0 of 1,
-    and has the tables of a server in its own memory.
+    and has the tables of a server in its own memory. ``strategy`` is that of optimizers which are
+    distributed without one.
     """
-    global _job
+    global _job, _strategy
     if role_maker is None:
         role_maker = PaddleCloudRoleMaker(is_collective=is_collective)
     elif not isinstance(role_maker, _RoleMaker):
@@ -39,6 +42,7 @@ def init(role_maker=None, is_collective=False, strategy=None):
             "help: start the job with servers and workers: fleetrun --server_num=1 --worker_num=2"
         )
     _job = _fleet.FleetCell.join(place)
+    _strategy = copy.deepcopy(strategy)
     atexit.register(_finish, _job, os.getpid())
 
 
@@ -64,6 +68,11 @@ def joined():
     if _job is None:
         raise RuntimeError("the job has not been joined\n  help: call fleet.init first")
     return _job
+
+
+def default_strategy():
+    """Returns a copy of the strategy that `init` got, or a new one."""
+    return DistributedStrategy() if _strategy is None else copy.deepcopy(_strategy)
 
 
 def topology():

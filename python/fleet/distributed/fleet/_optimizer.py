@@ -1,15 +1,16 @@
 """The optimizer of a job."""
 
+from fleet import _fleet
 from fleet._framework import default_startup_program, place
 
-from ._job import joined
+from ._job import default_strategy, joined
 from .strategy import DistributedStrategy
 
 _last_optimizer = None
 
 
 def distributed_optimizer(optimizer, strategy=None, *, rows=None, half_async=False):
-    """Returns an optimizer that trains in the job.
+    """Returns an optimizer that trains in the job. By default the strategy is that of `init`.
 
     ``rows`` is an optimizer for the rows of embedding tables, in place of ``optimizer``. With
     ``half_async``, workers of parameter servers wait for their own gradients and not for each
@@ -17,7 +18,7 @@ def distributed_optimizer(optimizer, strategy=None, *, rows=None, half_async=Fal
     """
     global _last_optimizer
     joined()
-    strategy = strategy or DistributedStrategy()
+    strategy = default_strategy() if strategy is None else strategy
     if not isinstance(strategy, DistributedStrategy):
         raise TypeError(f"strategy: expected a DistributedStrategy, got {strategy!r}")
     _last_optimizer = DistributedOptimizer(optimizer, strategy, rows, half_async)
@@ -65,6 +66,20 @@ class DistributedOptimizer:
                 pairs.append((param._id, grad))
         return program.op_names[before:], variables(program, pairs)
 
+    def amp_init(self, place=None, scope=None, test_program=None, use_fp16_test=False):
+        """Checks that the program computes in mixed precision. Parameters are 32-bit in every mode,
+        so that there is nothing to convert."""
+        if scope is not None or test_program is not None or use_fp16_test:
+            raise NotImplementedError(
+                "amp_init does not convert programs for tests\n  "
+                "help: run program.clone(for_test=True), which computes as the training does"
+            )
+        _fleet.amp_init(joined())
+
+    def get_loss_scaling(self):
+        """Returns the loss scale of mixed precision, or None if the loss is not scaled."""
+        return _fleet.loss_scaling(joined())
+
     def applied_strategies(self):
         """Returns the names of the strategies that `minimize` has applied."""
         return self._applied
@@ -72,6 +87,20 @@ class DistributedOptimizer:
 
 def minimize(loss, startup_program=None, parameter_list=None, no_grad_set=None):
     """Calls `minimize` of the last distributed optimizer."""
+    return _last().minimize(loss, startup_program, parameter_list, no_grad_set)
+
+
+def amp_init(place=None, scope=None, test_program=None, use_fp16_test=False):
+    """Calls `amp_init` of the last distributed optimizer."""
+    _last().amp_init(place, scope, test_program, use_fp16_test)
+
+
+def get_loss_scaling():
+    """Calls `get_loss_scaling` of the last distributed optimizer."""
+    return _last().get_loss_scaling()
+
+
+def _last():
     if _last_optimizer is None:
         raise RuntimeError("there is no optimizer\n  help: call fleet.distributed_optimizer first")
-    return _last_optimizer.minimize(loss, startup_program, parameter_list, no_grad_set)
+    return _last_optimizer

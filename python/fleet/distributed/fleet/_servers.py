@@ -46,6 +46,15 @@ def init_worker(scopes=None):
     _fleet.init_worker(joined())
 
 
+def resume():
+    """Returns the number of this worker's steps that all tables have, after ``init_worker``.
+
+    It is 0, unless `fleetrun` started this worker again. Then feed it the batches after that step,
+    so that every batch is in every table once.
+    """
+    return _fleet.resume(joined())
+
+
 def stop_worker():
     """Sends all pending gradients, and leaves the job. The last worker stops the servers."""
     _fleet.stop_worker(joined())
