@@ -22,7 +22,9 @@ from fleet import vision as vision
 from fleet._attributes import ParamAttr as ParamAttr
 from fleet._executor import CPUPlace as CPUPlace
 from fleet._executor import CUDAPlace as CUDAPlace
+from fleet._executor import get_device as get_device
 from fleet._executor import is_compiled_with_cuda as is_compiled_with_cuda
+from fleet._executor import set_device as set_device
 from fleet._framework import Variable as Variable
 from fleet._framework import seed as seed
 from fleet._sizes import full as full

@@ -10,4 +10,5 @@ from fleet._datasets import InMemoryDataset as InMemoryDataset
 from fleet._datasets import QueueDataset as QueueDataset
 from fleet.distributed import fleet as fleet
 
-
+def get_rank() -> Any: ...
+def get_world_size() -> Any: ...
