@@ -150,9 +150,11 @@ class MultiSlotDataGenerator(DataGenerator):
                 )
             words.append(str(len(elements)))
             for element in elements:
-                if type(element) is not int:
+                if type(element) is float and math.isfinite(element):
+                    kind = "float"
+                elif type(element) is not int:
                     kind = _checked(name, element, kind)
-                words.append(str(element))
+            words.extend(map(str, elements))
             made.append((name, kind))
         self._proto_info = made
         return " ".join(words) + "\n"
