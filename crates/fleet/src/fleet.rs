@@ -267,12 +267,12 @@ impl Fleet {
         }
         if members != CommWorld::Worker {
             members.check(&self.topology)?;
-            members.rank(&self.topology)?;
         }
+        // Also in a group of one, of which this process may not be.
+        let rank = members.rank(&self.topology)?;
         if size == 1 {
             return Ok(None);
         }
-        let rank = members.rank(&self.topology)?;
         let _one = lock(&link.connecting);
         if link.connection.get().is_none() {
             let connection =
