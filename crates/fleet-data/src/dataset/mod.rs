@@ -34,7 +34,7 @@ pub trait RecordFormat: Send + Sync {
     /// Opens a file for reading.
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>>;
 
-    /// Returns the same format for one pass or load, if [`RecordFormat::stop`] has something to end.
+    /// Returns the same format for one pass or load, if [`RecordFormat::stop`] has an effect on it.
     fn for_pass(&self) -> Option<Arc<dyn RecordFormat>> {
         None
     }
