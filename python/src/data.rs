@@ -259,17 +259,16 @@ impl DatasetCell {
     }
 
     /// Starts a pass.
-    fn batches(this: &Bound<'_, Self>, py: Python<'_>) -> PyResult<BatchesCell> {
+    fn batches(&self, py: Python<'_>) -> PyResult<BatchesCell> {
         // The first array imports NumPy, which a signal must not interrupt: that panics.
         array(py, &Tensor::empty())?;
-        let of = this.clone().unbind();
-        let held: &Held = &*this.get().lock()?;
+        let held: &Held = &*self.lock()?;
         released(py, || {
             let dataset = held.dataset();
             let batches = Prefetch::start(dataset.sources(0)?, dataset.layout(), 1)?;
             let batch = Batch::new(dataset.layout());
             let process = std::process::id();
-            Ok(BatchesCell { process, of, state: Mutex::new(Some((batches, batch))) })
+            Ok(BatchesCell { process, state: Mutex::new(Some((batches, batch))) })
         })
     }
 }
@@ -279,7 +278,6 @@ impl DatasetCell {
 pub struct BatchesCell {
     /// The process that has the threads of the pass: a fork of it has none.
     process: u32,
-    of: Py<DatasetCell>,
     state: Mutex<Option<(Prefetch, Batch)>>,
 }
 
@@ -303,11 +301,6 @@ impl BatchesCell {
         let Some((batches, batch)) = &mut *state else { return Ok(None) };
         let raised = Raised::default();
         let taken = released(py, || batches.next_batch_or(batch, &mut || raised.check()));
-        if taken.is_err()
-            && let Ok(held) = self.of.get().lock()
-        {
-            held.dataset().stop();
-        }
         if !raised.or(taken)? {
             return Ok(None);
         }

@@ -116,7 +116,7 @@ fn run(
         });
     }
     let infers = settings.infers;
-    let ended = state.with_session(task, scope, |runner| match runner {
+    let report = state.with_session(task, scope, |runner| match runner {
         Runner::Program { executor, program, scope } => {
             fleet::run_batches(program, dataset, run, |batch, fetch, out| {
                 if !task.for_test {
@@ -133,11 +133,7 @@ fn run(
         }
         Runner::Worker(worker) if infers => worker.infer_from_dataset(dataset, run),
         Runner::Worker(worker) => worker.train_from_dataset(dataset, run),
-    });
-    if ended.is_err() {
-        dataset.stop();
-    }
-    let report = ended?;
+    })?;
     raised.check()?;
     Ok(report.batches)
 }

@@ -657,6 +657,11 @@ pub trait BatchSource: Send {
     /// Fills the batch with the next records; returns false at the end.
     fn next_batch(&mut self, batch: &mut Batch) -> Result<bool>;
 
+    /// Returns a function that ends what the source may wait for; the source then fails.
+    fn stopper(&self) -> Option<Box<dyn Fn() + Send + Sync>> {
+        None
+    }
+
     /// Returns the skipped lines; complete at the end.
     fn skipped(&self) -> Skipped {
         Skipped::default()

@@ -47,29 +47,47 @@ pub(crate) struct FileSource {
     pub running: Running,
 }
 
-/// Process groups of running commands.
+/// Process groups of running commands, until they are ended together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Running {
-    groups: Arc<Mutex<Vec<u32>>>,
+    state: Arc<Mutex<Groups>>,
+}
+
+#[derive(Debug, Default)]
+struct Groups {
+    running: Vec<u32>,
+    ended: bool,
 }
 
 impl Running {
+    /// Adds a group. It is ended at once if the others were ended before.
     fn add(&self, group: u32) {
-        lock(&self.groups).push(group);
+        let mut state = lock(&self.state);
+        state.running.push(group);
+        if state.ended {
+            end_group(group);
+        }
     }
 
     /// Forgets a group, before its number may belong to another process.
     fn remove(&self, group: u32) {
-        lock(&self.groups).retain(|other| *other != group);
+        lock(&self.state).running.retain(|other| *other != group);
     }
 
-    /// Ends all commands, so that reads of their output return.
+    /// Ends all commands, also those that start later, so that reads of their output return.
     pub fn end_all(&self) {
-        lock(&self.groups).iter().for_each(|group| end_group(*group));
+        let mut state = lock(&self.state);
+        state.ended = true;
+        state.running.iter().for_each(|group| end_group(*group));
     }
 }
 
 impl FileSource {
+    /// Returns the same source for one pass or load, with commands of its own.
+    pub fn for_pass(&self) -> FileSource {
+        FileSource { running: Running::default(), ..self.clone() }
+    }
+
     pub fn open(&self, path: &Path) -> Result<Box<dyn Read + Send>> {
         let command = self.pipe_command.trim();
         let is_plain = is_plain(command);
@@ -365,6 +383,24 @@ const STDERR_BYTES_MAX: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn commands_end_together_also_those_that_start_later() {
+        let path = std::env::temp_dir().join(format!("fleet-end-all-{}", std::process::id()));
+        std::fs::write(&path, "").unwrap();
+        let command = "sleep 1000".to_string();
+        let source = FileSource { pipe_command: command, ..FileSource::default() };
+        let mut before = source.open(&path).unwrap();
+        source.running.end_all();
+        let mut after = source.open(&path).unwrap();
+        for piped in [&mut before, &mut after] {
+            let error = piped.read(&mut [0]).unwrap_err().to_string();
+            assert!(error.contains("'sleep 1000' failed") && error.contains("signal"), "{error}");
+        }
+        assert!(lock(&source.running.state).running.is_empty());
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn commands_do_not_get_the_secret_of_the_job() {

@@ -151,6 +151,7 @@ pub(crate) fn reuse(used: Option<Batch>, layout: &Arc<BatchLayout>) -> Batch {
 /// ```
 pub struct Prefetch {
     lanes: Lanes<Batch>,
+    stoppers: Vec<Box<dyn Fn() + Send + Sync>>,
     /// The lines that sources which have ended skipped.
     skipped: Arc<Mutex<Skipped>>,
 }
@@ -169,6 +170,7 @@ impl Prefetch {
         }
         let mut lanes = Lanes::new(Error::internal("a prefetch thread panicked"));
         let skipped = Arc::new(Mutex::new(Skipped::default()));
+        let stoppers = sources.iter().filter_map(|source| source.stopper()).collect();
         for mut source in sources {
             let (layout, skipped) = (Arc::clone(layout), Arc::clone(&skipped));
             let make = move |used| {
@@ -181,10 +183,11 @@ impl Prefetch {
             };
             lanes.add(ahead, || make)?;
         }
-        Ok(Prefetch { lanes, skipped })
+        Ok(Prefetch { lanes, stoppers, skipped })
     }
 
-    /// Ends the pass without waiting for its threads, which end at their next batch.
+    /// Ends the pass without waiting for its threads, which end at their next batch. Dropping it
+    /// waits for them.
     pub fn detach(mut self) {
         self.lanes.detach();
     }
@@ -196,7 +199,23 @@ impl Prefetch {
         batch: &mut Batch,
         check: &mut dyn FnMut() -> Result<()>,
     ) -> Result<bool> {
-        self.lanes.next_or(batch, check)
+        let next = self.lanes.next_or(batch, check);
+        if next.is_err() {
+            self.stop();
+        }
+        next
+    }
+
+    /// Ends what the sources wait for.
+    fn stop(&self) {
+        self.stoppers.iter().for_each(|stop| stop());
+    }
+}
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        // Before the threads are waited for.
+        self.stop();
     }
 }
 
@@ -273,7 +292,7 @@ mod tests {
             Ok(None::<Batch>)
         };
         lanes.add(1, || make).unwrap();
-        Prefetch { lanes, skipped: Arc::default() }.detach();
+        Prefetch { lanes, stoppers: Vec::new(), skipped: Arc::default() }.detach();
     }
 
     #[test]

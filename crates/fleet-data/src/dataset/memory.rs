@@ -3,7 +3,7 @@
 use super::exchange::Exchange;
 use super::file_list::FileList;
 use super::shuffle::{self, BLOCK_ROWS};
-use super::{Dataset, DatasetOptions, no_files, reader_panicked};
+use super::{Dataset, DatasetOptions, RecordFormat, for_pass, no_files, reader_panicked};
 use crate::batch::{Batch, BatchLayout, BatchSource, RowRef};
 use crate::block::Block;
 use crate::lines::Skipped;
@@ -60,6 +60,7 @@ pub struct InMemoryDataset {
 struct Preload {
     thread: JoinHandle<Result<Loaded>>,
     stop: Arc<AtomicBool>,
+    format: Arc<dyn RecordFormat>,
 }
 
 /// Result of a load.
@@ -158,14 +159,15 @@ impl InMemoryDataset {
             return Err(Error::invalid("the dataset is already being loaded")
                 .help("call wait_preload_done first"));
         }
-        let options = self.options.clone();
+        let options = for_pass(&self.options);
+        let format = Arc::clone(&options.format);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("fleet-preload".into());
         let thread = thread
             .spawn(move || load(&options, &files, &stopped))
             .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
-        self.preload = Some(Preload { thread, stop });
+        self.preload = Some(Preload { thread, stop, format });
         Ok(())
     }
 
@@ -195,7 +197,7 @@ impl InMemoryDataset {
     pub fn cancel_preload(&mut self) {
         if let Some(preload) = self.preload.take() {
             preload.stop.store(true, Ordering::Relaxed);
-            self.options.format.stop();
+            preload.format.stop();
         }
     }
 

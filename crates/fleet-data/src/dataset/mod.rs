@@ -34,7 +34,13 @@ pub trait RecordFormat: Send + Sync {
     /// Opens a file for reading.
     fn open(&self, path: &Path) -> Result<Box<dyn RecordReader>>;
 
-    /// Ends the commands through which files are read. Their readers return an error.
+    /// Returns the same format for one pass or load, if [`RecordFormat::stop`] has an effect on it.
+    fn for_pass(&self) -> Option<Arc<dyn RecordFormat>> {
+        None
+    }
+
+    /// Ends the commands through which a format of [`RecordFormat::for_pass`] reads files, now and
+    /// later. Their readers return an error.
     fn stop(&self) {}
 
     /// Returns whether all files are in the local file system, so that a list can be checked before
@@ -44,10 +50,16 @@ pub trait RecordFormat: Send + Sync {
     }
 }
 
+/// Settings with a format of their own for one pass or load.
+fn for_pass(options: &DatasetOptions) -> DatasetOptions {
+    let format = options.format.for_pass().unwrap_or_else(|| Arc::clone(&options.format));
+    DatasetOptions { format, ..options.clone() }
+}
+
 /// Text files of a line format, read directly or through a command.
 pub struct TextFiles {
     schema: Arc<Schema>,
-    format: Box<dyn Fn() -> Box<dyn LineFormat> + Send + Sync>,
+    format: Arc<dyn Fn() -> Box<dyn LineFormat> + Send + Sync>,
     origin: FileSource,
     on_error: OnError,
 }
@@ -62,7 +74,7 @@ impl TextFiles {
     pub fn lines<F: LineFormat + Clone + Sync + 'static>(format: F) -> TextFiles {
         TextFiles {
             schema: Arc::clone(format.schema()),
-            format: Box::new(move || Box::new(format.clone())),
+            format: Arc::new(move || Box::new(format.clone())),
             origin: FileSource::default(),
             on_error: OnError::Fail,
         }
@@ -123,6 +135,15 @@ impl RecordFormat for TextFiles {
         Ok(Box::new(LineReader::new(from, name, (self.format)()).on_error(self.on_error)))
     }
 
+    fn for_pass(&self) -> Option<Arc<dyn RecordFormat>> {
+        Some(Arc::new(TextFiles {
+            schema: Arc::clone(&self.schema),
+            format: Arc::clone(&self.format),
+            origin: self.origin.for_pass(),
+            on_error: self.on_error,
+        }))
+    }
+
     fn stop(&self) {
         self.origin.running.end_all();
     }
@@ -140,9 +161,6 @@ pub trait Dataset {
     /// Returns the sources of one pass over the records, for at most `threads` threads; 0 takes the
     /// number in the options. Callers take batches from the sources in turn.
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>>;
-
-    /// Ends what the sources of a pass wait for, once their batches are not needed any more.
-    fn stop(&self) {}
 
     /// Returns the number of batches of a pass, if it is known before the pass.
     fn batch_count(&self) -> Option<u64> {

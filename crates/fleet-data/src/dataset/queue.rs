@@ -3,7 +3,7 @@
 //! depend on the speed of threads.
 
 use super::file_list::FileList;
-use super::{Dataset, DatasetOptions, no_files, reader_panicked};
+use super::{Dataset, DatasetOptions, RecordFormat, for_pass, no_files, reader_panicked};
 use crate::batch::{Batch, BatchLayout, BatchSource, RowRef};
 use crate::block::Block;
 use crate::lines::{RecordReader, Skipped};
@@ -87,10 +87,6 @@ impl Dataset for QueueDataset {
         &self.options.layout
     }
 
-    fn stop(&self) {
-        self.options.format.stop();
-    }
-
     /// Starts to read, but with no more sources than files; source r of n gets files r, r + n, ..
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>> {
         let threads = self.options.threads_of(threads)?;
@@ -98,10 +94,11 @@ impl Dataset for QueueDataset {
             return Err(no_files());
         }
         let count = threads.min(self.files.len());
+        let options = for_pass(&self.options);
         (0..count)
             .map(|source| {
                 let files = self.files.iter().skip(source).step_by(count).cloned().collect();
-                let source = QueueSource::start(self.options.clone(), files)?;
+                let source = QueueSource::start(options.clone(), files)?;
                 Ok(Box::new(source) as Box<dyn BatchSource>)
             })
             .collect()
@@ -111,6 +108,7 @@ impl Dataset for QueueDataset {
 /// Hands out the batches of some files, which a thread reads into blocks.
 struct QueueSource {
     blocks: Lanes<Block>,
+    format: Arc<dyn RecordFormat>,
     /// The block of the last batch, whose memory the thread reuses.
     block: Block,
     rows: Vec<RowRef>,
@@ -120,7 +118,8 @@ struct QueueSource {
 
 impl QueueSource {
     fn start(options: DatasetOptions, files: Vec<PathBuf>) -> Result<QueueSource> {
-        let block = Block::new(options.format.schema());
+        let format = Arc::clone(&options.format);
+        let block = Block::new(format.schema());
         let skipped = Arc::new(Mutex::new(Skipped::default()));
         let total = Arc::clone(&skipped);
         let files = files.into_iter();
@@ -134,7 +133,7 @@ impl QueueSource {
         };
         let mut blocks = Lanes::new(reader_panicked());
         blocks.add(QUEUE_BLOCKS, || make)?;
-        Ok(QueueSource { blocks, block, rows: Vec::new(), skipped })
+        Ok(QueueSource { blocks, format, block, rows: Vec::new(), skipped })
     }
 }
 
@@ -147,6 +146,11 @@ impl BatchSource for QueueSource {
         self.rows.extend((0..self.block.len() as u32).map(|row| RowRef { block: 0, row }));
         batch.fill(std::slice::from_ref(&self.block), &self.rows)?;
         Ok(true)
+    }
+
+    fn stopper(&self) -> Option<Box<dyn Fn() + Send + Sync>> {
+        let format = Arc::clone(&self.format);
+        Some(Box::new(move || format.stop()))
     }
 
     fn skipped(&self) -> Skipped {
