@@ -1,7 +1,7 @@
 //! Datasets of Python: record files that are streamed or loaded, and tensors in memory.
 
 use crate::arrays::{array, tensor};
-use crate::error::{OrRaise, Raised, guarded, released};
+use crate::error::{OrRaise, Raised, guarded, released, waiting};
 use crate::job::FleetCell;
 use crate::program::ProgramCell;
 use fleet::Tensor;
@@ -195,7 +195,7 @@ impl DatasetCell {
     fn global_shuffle(&self, py: Python<'_>, job: Option<&Bound<'_, FleetCell>>) -> PyResult<()> {
         let job = job.map(|job| &job.get().fleet);
         self.in_memory(|dataset| {
-            released(py, || match job {
+            waiting(py, || match job {
                 Some(fleet) => dataset.global_shuffle(&mut fleet.exchange()?),
                 None => dataset.global_shuffle(&mut InProcessExchange::group(1).remove(0)),
             })
@@ -230,7 +230,7 @@ impl DatasetCell {
             };
             match job {
                 None => Ok(count as u64),
-                Some(fleet) => released(py, || sum_over(&mut fleet.exchange()?, count as u64)),
+                Some(fleet) => waiting(py, || sum_over(&mut fleet.exchange()?, count as u64)),
             }
         })
     }

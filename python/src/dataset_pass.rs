@@ -4,7 +4,7 @@
 
 use crate::arrays::{array, tensor};
 use crate::data::{DatasetCell, Held};
-use crate::error::{OrRaise, Raised, released};
+use crate::error::{OrRaise, Raised, waiting_if};
 use crate::executor::{Runner, State, Task};
 use fleet::data::{Batch, BatchSource, Dataset, SuppliedBatches};
 use fleet::{DType, DatasetRun, Fetched, Scope, Tensor, set_host_rates};
@@ -54,11 +54,15 @@ pub fn run_pass(
     let pass = match source {
         Source::Dataset(cell) => {
             let held: &Held = &*cell.get().lock()?;
-            released(py, || run(state, task, held.dataset(), scope, &settings, &raised))
+            waiting_if(task.has_peers(), py, || {
+                run(state, task, held.dataset(), scope, &settings, &raised)
+            })
         }
         Source::Iterable((inputs, start)) => {
             let dataset = supplied(inputs, start, &raised)?;
-            released(py, || run(state, task, &dataset, scope, &settings, &raised))
+            waiting_if(task.has_peers(), py, || {
+                run(state, task, &dataset, scope, &settings, &raised)
+            })
         }
     };
     raised.or(pass)

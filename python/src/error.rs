@@ -1,6 +1,6 @@
 //! Errors of Fleet as exceptions of Python.
 
-use crate::interrupt::Call;
+use crate::interrupt::Wait;
 use fleet::{Error, ErrorKind};
 use pyo3::PyErr;
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
@@ -47,15 +47,31 @@ pub fn released<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> fleet::Result<T> + Send,
 ) -> PyResult<T> {
-    let ended = py.detach(|| {
-        let _call = Call::begin();
-        guarded(call)
-    });
-    let ended = ended.and_then(|made| made);
+    let ended = py.detach(|| guarded(call)).and_then(|made| made);
     if ended.is_err() {
         py.check_signals()?;
     }
     ended.or_raise()
+}
+
+/// Like [`released`], for a call that may wait for another process: then Ctrl-C ends this one.
+pub fn waiting<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce() -> fleet::Result<T> + Send,
+) -> PyResult<T> {
+    released(py, || {
+        let _wait = Wait::begin();
+        call()
+    })
+}
+
+/// Calls [`waiting`] or [`released`].
+pub fn waiting_if<T: Send>(
+    waits: bool,
+    py: Python<'_>,
+    call: impl FnOnce() -> fleet::Result<T> + Send,
+) -> PyResult<T> {
+    if waits { waiting(py, call) } else { released(py, call) }
 }
 
 /// The exception of Python code that Rust has called, which takes the place of the error that then

@@ -7,7 +7,7 @@
 
 use crate::arrays::{array, tensor};
 use crate::dataset_pass::{PassSettings, Source, run_pass};
-use crate::error::{OrRaise, released};
+use crate::error::{OrRaise, waiting_if};
 use crate::program::ProgramCell;
 use crate::scope::ScopeCell;
 use crate::session::{Job, Plan, Stage, scope_of, scope_of_worker, with_variables};
@@ -75,6 +75,12 @@ impl Task {
         }
         let program = Arc::new(self.program.clone_for_test().or_raise()?);
         Ok(Task { program, host_rates: Vec::new(), for_test: true, ..self })
+    }
+
+    /// Returns whether a run may wait for other processes of its job.
+    pub fn has_peers(&self) -> bool {
+        let job = self.job.as_ref().or(self.scope_job.as_ref());
+        job.is_some_and(|job| !job.fleet.topology().is_non_distributed())
     }
 
     /// Returns the job whose session the program opens.
@@ -173,7 +179,7 @@ impl ExecutorCell {
             let mut fetched = std::mem::take(&mut state.fetched);
             let scope = &mut *scope;
             let run = || state.run(&task, scope, &feeds, &fetch, &mut fetched);
-            let arrays = released(py, run).and_then(|()| {
+            let arrays = waiting_if(task.has_peers(), py, run).and_then(|()| {
                 fetched.iter().map(|tensor| array(py, tensor)).collect::<PyResult<Vec<_>>>()
             });
             state.fetched = fetched;

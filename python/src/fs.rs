@@ -1,6 +1,6 @@
 //! File systems by name: that of this machine, or HDFS.
 
-use crate::error::released;
+use crate::error::waiting;
 use crate::job::FleetCell;
 use fleet::Result;
 use fleet::fs::FileSystem;
@@ -23,7 +23,7 @@ impl FsCell {
 
     /// Returns the names of the folders and of the files in a folder.
     fn ls(&self, py: Python<'_>, path: &str) -> PyResult<(Vec<String>, Vec<String>)> {
-        let entries = released(py, || self.fs.ls(path))?;
+        let entries = waiting(py, || self.fs.ls(path))?;
         let (folders, files): (Vec<_>, Vec<_>) =
             entries.into_iter().partition(|entry| entry.is_folder);
         let names = |entries: Vec<fleet::fs::Entry>| -> Vec<String> {
@@ -33,12 +33,12 @@ impl FsCell {
     }
 
     fn exists(&self, py: Python<'_>, path: &str) -> PyResult<bool> {
-        released(py, || self.fs.exists(path))
+        waiting(py, || self.fs.exists(path))
     }
 
     /// Returns whether the path is a folder; `None` if it does not exist.
     fn is_folder(&self, py: Python<'_>, path: &str) -> PyResult<Option<bool>> {
-        released(py, || -> Result<Option<bool>> {
+        waiting(py, || -> Result<Option<bool>> {
             if !self.fs.exists(path)? {
                 return Ok(None);
             }
@@ -54,23 +54,23 @@ impl FsCell {
     }
 
     fn mkdirs(&self, py: Python<'_>, path: &str) -> PyResult<()> {
-        released(py, || self.fs.mkdirs(path))
+        waiting(py, || self.fs.mkdirs(path))
     }
 
     fn delete(&self, py: Python<'_>, path: &str) -> PyResult<()> {
-        released(py, || self.fs.delete(path))
+        waiting(py, || self.fs.delete(path))
     }
 
     fn mv(&self, py: Python<'_>, from: &str, to: &str) -> PyResult<()> {
-        released(py, || self.fs.mv(from, to))
+        waiting(py, || self.fs.mv(from, to))
     }
 
     fn upload(&self, py: Python<'_>, local: PathBuf, folder: &str) -> PyResult<()> {
-        released(py, || self.fs.upload(&[local.as_path()], folder))
+        waiting(py, || self.fs.upload(&[local.as_path()], folder))
     }
 
     fn download(&self, py: Python<'_>, path: &str, local_folder: PathBuf) -> PyResult<()> {
         let folder: &Path = &local_folder;
-        released(py, || self.fs.download(&[path], folder))
+        waiting(py, || self.fs.download(&[path], folder))
     }
 }

@@ -1,9 +1,9 @@
 //! Ctrl-C during calls that release the interpreter's lock.
 //!
-//! Python raises `KeyboardInterrupt` when the call returns, which is soon for a training step, and
-//! for loops that call `Python::check_signals`. A wait for another process may take long: then the
-//! signal ends this process, as it ends programs that are not written in Python. Notebooks keep
-//! their process, and scripts with a handler of their own decide themselves.
+//! Python raises `KeyboardInterrupt` when the call returns: after a training step, and within loops
+//! that call `Python::check_signals`. A wait for another process may take long: then the signal ends
+//! this process, as it ends programs that are not written in Python. Notebooks keep their process,
+//! and scripts with a handler of their own decide themselves.
 
 use pyo3::prelude::*;
 use signal_hook::consts::SIGINT;
@@ -14,31 +14,31 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-/// Time that a call has to return after Ctrl-C.
+/// Time that a wait has to end by itself after Ctrl-C.
 const GRACE: Duration = Duration::from_millis(700);
 
 static MAIN_THREAD: OnceLock<ThreadId> = OnceLock::new();
-/// Number of begun and ended calls of the main thread: odd during a call.
-static CALLS: AtomicU64 = AtomicU64::new(0);
+/// Number of begun and ended waits of the main thread: odd during one.
+static WAITS: AtomicU64 = AtomicU64::new(0);
 
 /// Starts to watch for Ctrl-C. The thread that imports the module is the main thread.
 pub fn watch() {
     if MAIN_THREAD.set(thread::current().id()).is_err() {
         return;
     }
-    // Without it, Ctrl-C takes effect when the call returns.
+    // Without it, Ctrl-C takes effect when the wait ends.
     let Ok(mut signals) = Signals::new([SIGINT]) else { return };
-    let watcher = move || signals.forever().for_each(|_| end_long_call());
+    let watcher = move || signals.forever().for_each(|_| end_long_wait());
     let _ = thread::Builder::new().name("fleet-ctrl-c".to_string()).spawn(watcher);
 }
 
-fn end_long_call() {
-    let call = CALLS.load(SeqCst);
-    if call.is_multiple_of(2) {
+fn end_long_wait() {
+    let wait = WAITS.load(SeqCst);
+    if wait.is_multiple_of(2) {
         return;
     }
     thread::sleep(GRACE);
-    if CALLS.load(SeqCst) == call && Python::attach(ends_process).unwrap_or(false) {
+    if WAITS.load(SeqCst) == wait && Python::attach(ends_process).unwrap_or(false) {
         fleet_base::output::error_line("fleet: interrupted");
         let _ = emulate_default_handler(SIGINT);
     }
@@ -55,29 +55,29 @@ fn ends_process(py: Python<'_>) -> PyResult<bool> {
     Ok(handler.is(&signal.getattr("default_int_handler")?) && !notebook && !interactive)
 }
 
-/// Returns whether the main thread is in a call that has released the interpreter's lock.
+/// Returns whether the main thread is in a call that may wait for another process.
 #[pyfunction]
-pub fn in_call() -> bool {
-    !CALLS.load(SeqCst).is_multiple_of(2)
+pub fn is_waiting() -> bool {
+    !WAITS.load(SeqCst).is_multiple_of(2)
 }
 
-/// A call that works without the interpreter's lock.
-pub struct Call(bool);
+/// A call that may wait for another process.
+pub struct Wait(bool);
 
-impl Call {
-    pub fn begin() -> Call {
+impl Wait {
+    pub fn begin() -> Wait {
         let is_main = MAIN_THREAD.get() == Some(&thread::current().id());
         if is_main {
-            CALLS.fetch_add(1, SeqCst);
+            WAITS.fetch_add(1, SeqCst);
         }
-        Call(is_main)
+        Wait(is_main)
     }
 }
 
-impl Drop for Call {
+impl Drop for Wait {
     fn drop(&mut self) {
         if self.0 {
-            CALLS.fetch_add(1, SeqCst);
+            WAITS.fetch_add(1, SeqCst);
         }
     }
 }

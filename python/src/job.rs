@@ -1,6 +1,6 @@
 //! This process as a member of its job: joining it, communication, and programs rewritten for it.
 
-use crate::error::{OrRaise, exception, guarded, released};
+use crate::error::{OrRaise, exception, guarded, waiting};
 use crate::optimizer::optimizer;
 use crate::program::{Place, ProgramCell, id_in};
 use crate::session::{Job, Plan, Stage};
@@ -49,7 +49,7 @@ impl FleetCell {
     #[staticmethod]
     fn join(py: Python<'_>, topology: &Bound<'_, TopologyCell>) -> PyResult<FleetCell> {
         let topology = topology.get().topology().clone();
-        let fleet = released(py, || Fleet::init(topology, &Env::process()))?;
+        let fleet = waiting(py, || Fleet::init(topology, &Env::process()))?;
         Ok(FleetCell { fleet: Arc::new(fleet), job: Mutex::default(), server: Mutex::default() })
     }
 
@@ -76,7 +76,7 @@ impl FleetCell {
 
     fn barrier(&self, py: Python<'_>, members: &str) -> PyResult<()> {
         let members = comm_world("barrier", members)?;
-        released(py, || self.fleet.util().barrier_in(members))
+        waiting(py, || self.fleet.util().barrier_in(members))
     }
 
     fn all_reduce(
@@ -97,7 +97,7 @@ impl FleetCell {
                 )));
             }
         };
-        released(py, || self.fleet.util().all_reduce_in(&input, op, members))
+        waiting(py, || self.fleet.util().all_reduce_in(&input, op, members))
     }
 
     fn all_gather(
@@ -107,7 +107,7 @@ impl FleetCell {
         members: &str,
     ) -> PyResult<Vec<Vec<f64>>> {
         let members = comm_world("all_gather", members)?;
-        released(py, || self.fleet.util().all_gather_in(&input, members))
+        waiting(py, || self.fleet.util().all_gather_in(&input, members))
     }
 
     /// Returns this worker's share of a list of files.
@@ -125,7 +125,7 @@ impl FleetCell {
         second: Vec<f64>,
     ) -> PyResult<Vec<f64>> {
         let (first, second) = (&first[..], &second[..]);
-        released(py, || {
+        waiting(py, || {
             let metrics = self.fleet.metrics();
             match name {
                 "sum" => metrics.sum(first),

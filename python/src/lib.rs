@@ -44,7 +44,7 @@ mod _fleet {
     #[pymodule_export]
     use crate::fs::FsCell;
     #[pymodule_export]
-    use crate::interrupt::in_call;
+    use crate::interrupt::is_waiting;
     #[pymodule_export]
     use crate::job::{FleetCell, amp_init, loss_scaling};
     #[pymodule_export]

@@ -1,6 +1,6 @@
 //! A server or worker of a job with parameter servers.
 
-use crate::error::{OrRaise, exception, released};
+use crate::error::{OrRaise, exception, waiting};
 use crate::job::FleetCell;
 use crate::program::ProgramCell;
 use crate::session::{Job, Plan, Stage, Working, scope_of, scope_of_worker, with_variables};
@@ -26,7 +26,7 @@ pub fn init_server(
     durable: Option<PathBuf>,
 ) -> PyResult<()> {
     let (fleet, job) = (&cell.get().fleet, cell.get().job()?);
-    let server = released(py, || {
+    let server = waiting(py, || {
         let job = server_job(&job)?;
         match (&dir, &names) {
             (None, _) => match &durable {
@@ -57,7 +57,7 @@ pub fn run_server(py: Python<'_>, cell: &Bound<'_, FleetCell>) -> PyResult<()> {
         };
         return Err(exception(&error));
     };
-    released(py, || server.run())
+    waiting(py, || server.run())
 }
 
 /// Connects a worker whose startup program has run to the servers, and joins the other workers.
@@ -83,7 +83,7 @@ pub fn init_worker(py: Python<'_>, cell: &Bound<'_, FleetCell>) -> PyResult<()> 
     let mut scope = lock(&scope)?;
     std::mem::swap(&mut *scope, scope_of(&mut session));
     let join = || job.fleet.prepare_worker_with(*session, server_job(&job)?)?.start();
-    let mut worker = released(py, join)?;
+    let mut worker = waiting(py, join)?;
     std::mem::swap(&mut *scope, scope_of_worker(&mut worker));
     *stage = Stage::Working(Box::new(Working::new(worker)));
     Ok(())
@@ -98,18 +98,18 @@ pub fn stop_worker(py: Python<'_>, cell: &Bound<'_, FleetCell>) -> PyResult<()> 
         let error = Error::invalid("this process is not a worker").got(fleet.topology().role());
         return Err(exception(&error.help("call stop_worker on workers; servers then end")));
     }
-    let Ok(job) = cell.get().job() else { return released(py, || fleet.finish()) };
+    let Ok(job) = cell.get().job() else { return waiting(py, || fleet.finish()) };
     let mut stage = job.stage().or_raise()?;
     if let (Stage::Working(working), Plan::Servers(_)) = (&mut *stage, &job.plan) {
         let scope = job.scope();
         let mut scope = lock(&scope)?;
         let (scope, worker) = (&mut *scope, &mut working.worker);
-        released(py, || with_variables(scope, worker, scope_of_worker, Worker::stop))?;
+        waiting(py, || with_variables(scope, worker, scope_of_worker, Worker::stop))?;
         let left = std::mem::replace(&mut *stage, Stage::Stopped);
         py.detach(|| drop(left));
     }
     drop(stage);
-    released(py, || fleet.finish())
+    waiting(py, || fleet.finish())
 }
 
 /// Continues a worker that was started again. Returns the number of its steps that all tables have.
@@ -260,7 +260,7 @@ fn with_worker<T: Send>(
     let scope = job.scope();
     let mut scope = lock(&scope)?;
     let (scope, worker) = (&mut *scope, &mut working.worker);
-    released(py, || with_variables(scope, worker, scope_of_worker, call))
+    waiting(py, || with_variables(scope, worker, scope_of_worker, call))
 }
 
 fn server_job(job: &Job) -> Result<&ServerJob> {

@@ -2,7 +2,7 @@
 
 use crate::data::Held;
 use crate::dataset_pass::{Source, supplied};
-use crate::error::{Raised, released};
+use crate::error::{Raised, waiting_if};
 use crate::executor::{Runner, State, Task};
 use fleet::data::Dataset;
 use fleet::trainer::{
@@ -74,7 +74,7 @@ pub fn train<'py>(
     let mut validation = validation.as_ref().map(|it| Data::open(it, &raised)).transpose()?;
     let mut data = data.used();
     let mut validation = validation.as_mut().map(Data::used);
-    let trained = released(py, || {
+    let trained = waiting_if(task.has_peers(), py, || {
         let source = data.source(settings.shuffle);
         let validation = validation.as_mut().map(|held| held.source(false));
         let trainer = settings.trainer(&job.fleet, validation, &raised);

@@ -2,7 +2,7 @@
 //! and trainers by a list of endpoints.
 
 use crate::args::wrong;
-use crate::error::{OrRaise, released};
+use crate::error::{OrRaise, waiting};
 use crate::job::FleetCell;
 use crate::program::{Place, ProgramCell};
 use crate::session::{Job, Plan};
@@ -163,7 +163,7 @@ impl TranspiledCell {
 
     /// Serves at an endpoint until the last trainer has stopped.
     fn serve(&self, py: Python<'_>, endpoint: &str) -> PyResult<()> {
-        released(py, || self.made.serve(endpoint, &Env::process()))
+        waiting(py, || self.made.serve(endpoint, &Env::process()))
     }
 
     /// Joins the job as the trainer, which runs these programs.
@@ -177,7 +177,7 @@ impl TranspiledCell {
             Ok(job) => Plan::Servers(Box::new(job.clone())),
             Err(_) => Plan::Collective(Box::new(self.made.distributed().or_raise()?.clone())),
         };
-        let fleet = Arc::new(released(py, || self.made.join(Part::Trainer, &Env::process()))?);
+        let fleet = Arc::new(waiting(py, || self.made.join(Part::Trainer, &Env::process()))?);
         let job = Arc::new(Job::new(Arc::clone(&fleet), plan, self.made.programs.clone()));
         let (mut held, mut start) = (main.get().lock()?, startup.get().lock()?);
         (held.job, start.job) = (Some(Arc::clone(&job)), Some(Arc::clone(&job)));

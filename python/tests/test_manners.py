@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -19,11 +20,16 @@ def ran(code, **env):
 
 
 def test_ctrl_c_ends_a_wait_for_a_worker_that_does_not_come():
+    # Ports at which nothing listens.
+    sockets = [socket.socket() for _ in range(2)]
+    for it in sockets:
+        it.bind(("127.0.0.1", 0))
+    first, second = [f"127.0.0.1:{it.getsockname()[1]}" for it in sockets]
     env = {
         "PADDLE_TRAINERS_NUM": "2",
         "PADDLE_TRAINER_ID": "1",
-        "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2",
-        "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:2",
+        "PADDLE_TRAINER_ENDPOINTS": f"{first},{second}",
+        "PADDLE_CURRENT_ENDPOINT": second,
         "FLEET_OPEN": "loopback",
     }
     code = """
@@ -31,7 +37,7 @@ import os, signal, threading, time
 from fleet import _fleet
 from fleet.distributed import fleet
 def interrupt():
-    while not _fleet.in_call():
+    while not _fleet.is_waiting():
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt, daemon=True).start()
