@@ -1,9 +1,9 @@
 //! Ctrl-C during calls that release the interpreter's lock.
 //!
 //! Python raises `KeyboardInterrupt` when the call returns: after a training step, and within loops
-//! that call `Python::check_signals`. A wait for another process may take long: then the signal ends
-//! this process, as it ends programs that are not written in Python. Notebooks keep their process,
-//! and scripts with a handler of their own decide themselves.
+//! that call `Python::check_signals`. A wait for another process may take long: then the signal
+//! ends this process, as it ends programs that are not written in Python. Notebooks keep their
+//! process, and scripts with a handler of their own decide themselves.
 
 use pyo3::prelude::*;
 use signal_hook::consts::SIGINT;
