@@ -14,7 +14,10 @@ def plain(text):
     return static.Program.parse(text).to_string()
 
 
-@pytest.mark.parametrize("name", ["lenet", "wide_deep", "resnet18"])
+ZOO = "lenet vgg16 resnet18 resnet50 bert gpt wide_deep deepfm word2vec".split()
+
+
+@pytest.mark.parametrize("name", ZOO)
 def test_the_zoo_has_the_text_of_rust(command, name):
     getattr(models, name)()
     main, startup = static.default_main_program(), static.default_startup_program()

@@ -17,8 +17,9 @@ use std::process::ExitCode;
 /// Inspect, convert and run Fleet programs
 ///
 /// PROGRAM is a file in text or binary form (detected), the folder of a saved model, or model:NAME,
-/// a network of the zoo: lenet, resnet18, resnet50, vgg16, bert, gpt, wide_deep. model:NAME/startup
-/// is its startup program. In Rust, fleet::format::save_program writes the programs of a network.
+/// a network of the zoo: lenet, resnet18, resnet50, vgg16, bert, gpt, wide_deep, deepfm, word2vec.
+/// model:NAME/startup is its startup program. In Rust, fleet::format::save_program writes the
+/// programs of a network.
 #[derive(Parser)]
 #[command(name = "fleet", version)]
 struct Args {

@@ -91,13 +91,14 @@ impl FromStr for Act {
 
     /// Parses the documented name of an activation. Parameters get their defaults.
     fn from_str(name: &str) -> Result<Act> {
-        const KNOWN: [(&str, Act); 14] = [
+        const KNOWN: [(&str, Act); 15] = [
             ("relu", Act::Relu),
             ("relu6", Act::Relu6),
             ("leaky_relu", Act::LeakyRelu(0.02)),
             ("sigmoid", Act::Sigmoid),
             ("tanh", Act::Tanh),
             ("gelu", Act::Gelu),
+            ("gelu_tanh", Act::GeluTanh),
             ("softmax", Act::Softmax),
             ("softplus", Act::Softplus),
             ("swish", Act::Swish),

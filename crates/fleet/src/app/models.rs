@@ -4,8 +4,8 @@ use fleet_base::{Error, Result, text};
 use fleet_format::{Form, load_program};
 use fleet_ir::{Program, VarId};
 use fleet_nn::models::{
-    BertConfig, GptConfig, ResNetConfig, VggConfig, WideDeepConfig, bert_mlm, gpt, lenet, resnet,
-    vgg, wide_deep,
+    BertConfig, DeepFmConfig, GptConfig, ResNetConfig, VggConfig, WideDeepConfig, Word2VecConfig,
+    bert_mlm, deepfm, gpt, lenet, resnet, vgg, wide_deep, word2vec,
 };
 use fleet_nn::{Net, Programs, Var};
 use fleet_ops::{Registry, verify::errors};
@@ -92,7 +92,7 @@ fn zoo(name: &str) -> Option<Network> {
 }
 
 /// The networks of `fleet::nn::models`, in their usual sizes.
-const ZOO: [(&str, Network); 7] = [
+const ZOO: [(&str, Network); 9] = [
     ("lenet", |net| Ok(lenet(net, 10).loss)),
     ("resnet18", |net| Ok(resnet(net, &ResNetConfig::new(18)).loss)),
     ("resnet50", |net| Ok(resnet(net, &ResNetConfig::new(50)).loss)),
@@ -100,4 +100,6 @@ const ZOO: [(&str, Network); 7] = [
     ("bert", |net| Ok(bert_mlm(net, &BertConfig::base()).loss)),
     ("gpt", |net| Ok(gpt(net, &GptConfig::small()).loss)),
     ("wide_deep", |net| Ok(wide_deep(net, &WideDeepConfig::criteo()).loss)),
+    ("deepfm", |net| Ok(deepfm(net, &DeepFmConfig::criteo()).loss)),
+    ("word2vec", |net| Ok(word2vec(net, &Word2VecConfig::new(10_000)).loss)),
 ];
