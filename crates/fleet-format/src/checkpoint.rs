@@ -97,10 +97,33 @@ pub fn load_tensors(path: impl AsRef<Path>) -> Result<Checkpoint> {
 
 /// Like [`load_tensors`], on any disk.
 pub fn load_tensors_on(disk: &dyn Disk, path: impl AsRef<Path>) -> Result<Checkpoint> {
+    load_where_on(disk, path, |_| true)
+}
+
+/// Loads the tensors for whose names `which` returns true, without keeping the others.
+///
+/// ```
+/// # use fleet_base::disk::RealDisk;
+/// # use fleet_tensor::Tensor;
+/// # let folder = std::env::temp_dir().join(format!("fleet-where-doc-{}", std::process::id()));
+/// let tensor = Tensor::from_slice(&[1.0f32], [1])?;
+/// fleet_format::save_tensors(&folder, [("a", &tensor), ("b", &tensor)], &Default::default())?;
+/// let found = fleet_format::load_where_on(&RealDisk, &folder, |name| name == "b")?;
+/// assert_eq!(found.tensors.len(), 1);
+/// # std::fs::remove_dir_all(&folder).unwrap();
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn load_where_on(
+    disk: &dyn Disk,
+    path: impl AsRef<Path>,
+    which: impl Fn(&str) -> bool,
+) -> Result<Checkpoint> {
     if is_npz(disk, path.as_ref())? {
-        return Ok(Checkpoint { tensors: npz::read(disk, path.as_ref())?, meta: Meta::default() });
+        let mut tensors = npz::read(disk, path.as_ref())?;
+        tensors.retain(|(name, _)| which(name));
+        return Ok(Checkpoint { tensors, meta: Meta::default() });
     }
-    OpenCheckpoint::new(disk, path.as_ref())?.read_all()
+    OpenCheckpoint::new(disk, path.as_ref())?.read(which)
 }
 
 /// Loads the tensors of these names, in this order, without reading the others.
@@ -294,10 +317,15 @@ impl OpenCheckpoint {
         Ok(OpenCheckpoint { path: path.to_path_buf(), parts, program, meta })
     }
 
-    pub fn read_all(mut self) -> Result<Checkpoint> {
+    pub fn read_all(self) -> Result<Checkpoint> {
+        self.read(|_| true)
+    }
+
+    /// Reads the tensors for whose names `which` returns true.
+    fn read(mut self, which: impl Fn(&str) -> bool) -> Result<Checkpoint> {
         let mut tensors = Vec::new();
         for part in &mut self.parts {
-            tensors.append(&mut part.read_all()?);
+            tensors.append(&mut part.read_where(&which)?);
         }
         Ok(Checkpoint { tensors, meta: self.meta })
     }

@@ -73,7 +73,7 @@ mod source;
 
 pub use checkpoint::{
     Checkpoint, Meta, SaveState, TensorInfo, list_tensors, list_tensors_on, load_tensors,
-    load_tensors_on, load_vars, save_state_on, save_tensors, save_tensors_on,
+    load_tensors_on, load_vars, load_where_on, save_state_on, save_tensors, save_tensors_on,
 };
 pub use fleet_base::file::{AtomicFile, write_file};
 pub use model::{

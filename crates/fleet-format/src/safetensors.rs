@@ -295,8 +295,14 @@ impl Reader {
     }
 
     pub fn read_all(&mut self) -> Result<NamedTensors> {
+        self.read_where(&|_| true)
+    }
+
+    /// Reads the tensors for whose names `which` returns true.
+    pub fn read_where(&mut self, which: &dyn Fn(&str) -> bool) -> Result<NamedTensors> {
         let entries = self.entries.clone();
-        entries.iter().map(|entry| Ok((entry.name.clone(), self.read(entry)?))).collect()
+        let wanted = entries.iter().filter(|entry| which(&entry.name));
+        wanted.map(|entry| Ok((entry.name.clone(), self.read(entry)?))).collect()
     }
 
     /// Reads and checks one tensor.

@@ -3,6 +3,7 @@
 use fleet_base::{Error, Result};
 use fleet_ir::VarId;
 use fleet_ops::Emit;
+use fleet_tensor::DType;
 
 /// Gradient clipping method. Parameters with `need_clip` off are excluded.
 ///
@@ -27,6 +28,17 @@ pub enum GradClip {
     /// Scales all gradients by one factor, so that their global norm is at most this value
     /// (`ClipGradByGlobalNorm`).
     GlobalNorm(f64),
+}
+
+/// The parameters of a job in which each rank updates only some of them.
+#[derive(Clone, Debug)]
+pub struct SharedUpdate {
+    /// Ring of the ranks that together update all parameters.
+    pub ring: i64,
+    /// Number of ranks of that ring.
+    pub nranks: usize,
+    /// The parameters that any rank of the ring updates.
+    pub params: Vec<VarId>,
 }
 
 /// A parameter, its gradient, and the factor to multiply the gradient by.
@@ -62,13 +74,25 @@ impl GradClip {
         }
     }
 
-    /// Emits the ops that clip the gradients.
-    pub(crate) fn emit(&self, emit: &mut Emit<'_>, grads: &mut [Clipped]) -> Result<()> {
+    /// Emits the ops that clip the gradients. `shared` lists all parameters of the optimizer if
+    /// other ranks have gradients of some of them.
+    pub(crate) fn emit(
+        &self,
+        emit: &mut Emit<'_>,
+        grads: &mut [Clipped],
+        shared: Option<&SharedUpdate>,
+    ) -> Result<()> {
         self.check()?;
         let program = &*emit.program;
-        let wanted: Vec<usize> = (0..grads.len())
-            .filter(|at| program.var(grads[*at].param).param.as_ref().is_none_or(|p| p.need_clip))
-            .collect();
+        let is_wanted =
+            |param: &VarId| program.var(*param).param.as_ref().is_none_or(|p| p.need_clip);
+        let wanted: Vec<usize> =
+            (0..grads.len()).filter(|at| is_wanted(&grads[*at].param)).collect();
+        let mut all: Vec<VarId> = match shared {
+            Some(shared) => shared.params.iter().copied().filter(is_wanted).collect(),
+            None => wanted.iter().map(|at| grads[*at].param).collect(),
+        };
+        all.sort_by(|a, b| program.var_name(*a).cmp(program.var_name(*b)));
         match *self {
             GradClip::Value { min, max } => {
                 for at in wanted {
@@ -82,8 +106,8 @@ impl GradClip {
                     grads[at].grad = call.attr("max_norm", limit).one("Out")?;
                 }
             }
-            GradClip::GlobalNorm(limit) if !wanted.is_empty() => {
-                let scale = global_scale(emit, grads, &wanted, limit)?;
+            GradClip::GlobalNorm(limit) if !all.is_empty() => {
+                let scale = global_scale(emit, grads, &all, shared, limit)?;
                 wanted.iter().for_each(|at| grads[*at].scale = Some(scale));
             }
             GradClip::GlobalNorm(_) => {}
@@ -92,17 +116,38 @@ impl GradClip {
     }
 }
 
-/// Emits `limit / max(limit, norm of all gradients)`. Update ops multiply by this factor, so no
-/// gradient is written twice.
+/// Emits `limit / max(limit, norm of the gradients of all parameters)`. Update ops multiply by this
+/// factor, so no gradient is written twice. Every rank adds all squares in the same order, so the
+/// norm is the same bits for any division of the parameters.
 fn global_scale(
     emit: &mut Emit<'_>,
     grads: &[Clipped],
-    wanted: &[usize],
+    all: &[VarId],
+    shared: Option<&SharedUpdate>,
     limit: f64,
 ) -> Result<VarId> {
-    let mut squares = Vec::with_capacity(wanted.len());
-    for at in wanted {
-        squares.push(emit.named_op("squared_l2_norm")?.input("X", grads[*at].grad).one("Out")?);
+    let mut squares = Vec::with_capacity(all.len());
+    for param in all {
+        let name = shared.map(|_| format!("{}@SQUARE", emit.program.var_name(*param)));
+        let call = match grads.iter().find(|it| it.param == *param) {
+            Some(own) => emit.named_op("squared_l2_norm")?.input("X", own.grad),
+            // Another rank has this gradient.
+            None => {
+                let call = emit.named_op("fill_constant")?.attr("shape", vec![1i64]);
+                call.attr("dtype", DType::F32)
+            }
+        };
+        // All ranks give the variables of a collective the same names.
+        let call = match &name {
+            Some(name) => call.named(name),
+            None => call,
+        };
+        squares.push(call.one("Out")?);
+    }
+    if let Some(SharedUpdate { ring, nranks, .. }) = shared {
+        let call = emit.named_op("c_allreduce_sum")?.inputs("X", &squares);
+        let call = call.outputs("Out", &squares).attr("ring_id", *ring);
+        call.attr("nranks", *nranks).attr("label", "squared norms").done()?;
     }
     emit.named_op("global_norm_scale")?.inputs("X", &squares).attr("clip_norm", limit).one("Out")
 }

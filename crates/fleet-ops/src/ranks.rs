@@ -52,6 +52,8 @@ pub enum Spread {
     /// Each rank gets rank 0's value: counters and scales that control the rank itself, and values
     /// of which nothing else is known.
     First,
+    /// One rank has the value, and with another division of the state another one gets it.
+    Owner,
 }
 
 impl fmt::Display for Spread {
@@ -60,6 +62,7 @@ impl fmt::Display for Spread {
             Spread::Mean => "mean",
             Spread::Share => "share",
             Spread::First => "first",
+            Spread::Owner => "owner",
         })
     }
 }
@@ -72,6 +75,7 @@ impl FromStr for Spread {
             "mean" => Ok(Spread::Mean),
             "share" => Ok(Spread::Share),
             "first" => Ok(Spread::First),
+            "owner" => Ok(Spread::Owner),
             _ => Err(()),
         }
     }

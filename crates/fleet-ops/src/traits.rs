@@ -57,6 +57,10 @@ pub struct OpTraits {
     pub traffic: fn(&CostCtx<'_>) -> Option<Traffic>,
     /// Output slots that have the same value on all ranks, even if the inputs differ.
     pub common: &'static [&'static str],
+    /// Output slots whose value only one rank of the ring has.
+    pub owned: &'static [&'static str],
+    /// Pairs (output slot, input slot): the output does not depend on the input.
+    pub independent: &'static [(&'static str, &'static str)],
     /// How persistent outputs pass to another number of ranks if the ranks hold different values.
     pub spread: Spread,
     /// Whether an output that is also an input is a running sum, so that its spread is
@@ -173,6 +177,8 @@ impl OpTraits {
             cost: elementwise_cost,
             traffic: |_| None,
             common: &[],
+            owned: &[],
+            independent: &[],
             spread: Spread::First,
             accumulates: false,
         }

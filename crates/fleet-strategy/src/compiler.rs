@@ -157,6 +157,7 @@ fn new_job<'a>(
         merged_tables: Vec::new(),
         compressed: Vec::new(),
         trains_alone: false,
+        shards: None,
         updates,
     }
 }

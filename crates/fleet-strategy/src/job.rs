@@ -1,6 +1,7 @@
 //! The state of a minimisation, which its phases rewrite.
 
 use crate::effective::Effective;
+use crate::owners::Shards;
 use crate::ranks::{Ranks, RingSpec};
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, OpId, OpRole, Program, Var, VarId, VarKind};
@@ -42,6 +43,8 @@ pub struct Job<'a> {
     pub compressed: Vec<ParamGrad>,
     /// Whether every rank trains alone and sends no gradients.
     pub trains_alone: bool,
+    /// The division of parameters among ranks, under sharding.
+    pub shards: Option<Shards>,
     /// The updates that the program had, until they are put back.
     pub updates: Option<OwnUpdates>,
 }
@@ -108,6 +111,16 @@ impl Job<'_> {
         let label = label.to_string();
         self.rings.own.push(RingSpec { id, label, first, stride, nranks, rank });
         id
+    }
+
+    /// Makes this ring, which spans all ranks, the only one of [`Job::world_rings`].
+    pub fn use_world_ring(&mut self, ring: i64) {
+        self.rings.gradients = vec![ring];
+    }
+
+    /// Leaves the ring ids below `count` unused.
+    pub fn reserve_rings(&mut self, count: i64) {
+        self.rings.count = self.rings.count.max(count);
     }
 
     /// Returns the rings of all ranks that send gradients; creates them on the first call.

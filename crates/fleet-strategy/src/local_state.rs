@@ -4,7 +4,8 @@
 //! of a collective is the same on all ranks. So these variables can be found in the program: values
 //! flow from fed variables through ops, and stop at sums, broadcasts and gathers. In data parallel
 //! training, only batch statistics remain. Gradient merge adds its accumulators, LocalSGD the
-//! parameters between two averagings, and DGC the unsent parts of gradients.
+//! parameters between two averagings, and DGC the unsent parts of gradients. Sharding adds the
+//! state that only one rank of a ring has: what follows from a sum that only its root receives.
 //!
 //! The definitions of ops state which outputs are the same on all ranks and how state passes to
 //! another number of ranks ([`fleet_ops::OpTraits`]). Only state of which every op that writes it
@@ -12,7 +13,7 @@
 
 use fleet_ir::{BlockId, Op, Program, VarId};
 use fleet_ops::{OpTraits, Registry, Spread};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// A variable with a different value on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,51 +44,96 @@ pub struct LocalVar {
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn local_state(main: &Program) -> Vec<LocalVar> {
-    let fed: HashSet<VarId> =
-        main.vars().filter(|(_, var)| var.is_data).map(|(id, _)| id).collect();
-    let mut kept: HashSet<VarId> = HashSet::new();
+    let fed: HashMap<VarId, Differs> =
+        main.vars().filter(|(_, var)| var.is_data).map(|(id, _)| (id, Differs::ByData)).collect();
+    let mut kept: HashMap<VarId, Differs> = HashMap::new();
     loop {
-        let mut local: HashSet<VarId> = fed.union(&kept).copied().collect();
+        let mut local = fed.clone();
+        local.extend(&kept);
         flow(main, Program::ROOT, &mut local);
-        let before = kept.len();
-        kept.extend(local.into_iter().filter(|var| main.var(*var).persistable));
-        if kept.len() == before {
+        let before = kept.clone();
+        for (var, differs) in local.into_iter().filter(|(var, _)| main.var(*var).persistable) {
+            let known = kept.entry(var).or_insert(differs);
+            *known = known.and(differs);
+        }
+        if kept == before {
             break;
         }
     }
-    let mut found: Vec<LocalVar> = kept
-        .into_iter()
-        .map(|var| LocalVar { name: main.var_name(var).to_string(), spread: spread(main, var) })
-        .collect();
+    let local = |(var, differs)| LocalVar {
+        name: main.var_name(var).to_string(),
+        spread: match differs {
+            Differs::ByOwner { .. } => Spread::Owner,
+            Differs::ByData => spread(main, var),
+        },
+    };
+    let mut found: Vec<LocalVar> = kept.into_iter().map(local).collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
     found
 }
 
+/// Why a value is not the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Differs {
+    /// Each rank computes its own from its data.
+    ByData,
+    /// One rank of this ring has the value.
+    ByOwner { ring: i64 },
+}
+
+impl Differs {
+    /// Returns why a value differs that follows from two values.
+    fn and(self, other: Differs) -> Differs {
+        if self == other { self } else { Differs::ByData }
+    }
+}
+
 /// Follows local values through the ops of a block.
-fn flow(main: &Program, block: BlockId, local: &mut HashSet<VarId>) {
+fn flow(main: &Program, block: BlockId, local: &mut HashMap<VarId, Differs>) {
     for (id, op) in main.block_ops(block) {
         if let Some(inner) = op.sub_block() {
             let mut taken = local.clone();
             flow(main, inner, &mut taken);
-            if op.all_inputs().any(|var| local.contains(&var)) {
+            let condition = op.all_inputs().filter_map(|var| local.get(&var).copied());
+            if let Some(differs) = condition.reduce(Differs::and) {
                 // Ranks may differ in whether the block runs, so everything it writes differs.
-                main.writes_of(id, &mut taken);
+                let mut written = HashSet::new();
+                main.writes_of(id, &mut written);
+                taken.extend(written.into_iter().map(|var| (var, differs)));
             }
             // The block may run or not, so the variables of both cases are local.
-            local.extend(taken);
+            for (var, differs) in taken {
+                let known = local.entry(var).or_insert(differs);
+                *known = known.and(differs);
+            }
             continue;
         }
-        let differs = op.all_inputs().any(|var| local.contains(&var));
-        let common = traits(op).common;
-        for (slot, vars) in op.spec.outputs.iter().zip(&op.outputs) {
-            let is_local = differs && !common.contains(&slot.name);
+        for (at, vars) in op.outputs.iter().enumerate() {
+            let differs = differs(op, at, local);
             for var in vars {
-                match is_local {
-                    true => local.insert(*var),
-                    false => local.remove(var),
+                match differs {
+                    Some(differs) => local.insert(*var, differs),
+                    None => local.remove(var),
                 };
             }
         }
+    }
+}
+
+/// Returns why the output slot at an index differs between ranks; `None` if it does not.
+fn differs(op: &Op, output: usize, local: &HashMap<VarId, Differs>) -> Option<Differs> {
+    let (slot, traits) = (op.spec.outputs[output].name, traits(op));
+    let inputs = op.spec.inputs.iter().zip(&op.inputs);
+    let inputs = inputs.filter(|(input, _)| !traits.independent.contains(&(slot, input.name)));
+    let read = inputs.flat_map(|(_, vars)| vars);
+    let differs = read.filter_map(|var| local.get(var).copied()).reduce(Differs::and)?;
+    let ring = op.spec.attr_index("ring_id").map(|_| op.attr_int("ring_id"));
+    match (differs, ring) {
+        (_, Some(ring)) if traits.owned.contains(&slot) => Some(Differs::ByOwner { ring }),
+        // Sums of owners of several rings do not pass the value to the other ranks of a ring.
+        (Differs::ByOwner { ring: of }, ring) if ring != Some(of) => Some(differs),
+        _ if traits.common.contains(&slot) => None,
+        _ => Some(differs),
     }
 }
 
@@ -140,16 +186,29 @@ mod tests {
             %mean: f32[1] persistable
             %total: f32[1] persistable
             %same: f32[1] persistable
+            %sum: f32[1]
+            %replicas: f32[1]
+            %velocity: f32[1] persistable
+            %parameter: f32[1] persistable
             (Out: %highest) = elementwise_max(X: %highest, Y: %x)
             (Out: %mean) = scale(X: %x) {scale: 0.5}
             (Out: %total) = elementwise_add(X: %total, Y: %x)
             (Out: %same) = c_allreduce_max(X: %x)
+            (Out: %sum) = c_reduce_sum(X: %x) {nranks: 4}
+            (Out: %replicas) = c_allreduce_sum(X: %sum) {ring_id: 1, nranks: 2}
+            (Out: %velocity) = elementwise_add(X: %velocity, Y: %replicas)
+            (Out: %parameter) = elementwise_add(X: %parameter, Y: %velocity)
+            (Out: %parameter) = c_broadcast(X: %parameter) {nranks: 4}
             }";
         let program = Program::parse(text, Registry::standard()).unwrap();
         let found: Vec<(String, Spread)> =
             local_state(&program).into_iter().map(|var| (var.name, var.spread)).collect();
-        let expected =
-            [("highest", Spread::First), ("mean", Spread::Mean), ("total", Spread::Share)];
+        let expected = [
+            ("highest", Spread::First),
+            ("mean", Spread::Mean),
+            ("total", Spread::Share),
+            ("velocity", Spread::Owner),
+        ];
         assert_eq!(found, expected.map(|(name, spread)| (name.to_string(), spread)));
     }
 }

@@ -239,10 +239,11 @@ impl Report<'_> {
         let top = path.split(['.', '[']).next().unwrap_or_default();
         let only = DistributedStrategy::describe().field(top).and_then(|field| field.only);
         let elsewhere = only.filter(|(only, _)| *only != kind);
-        // The settings of the gradients' sum belong to data parallelism.
+        // The settings of the gradients' sum belong to the strategy that sends gradients.
         let is_of_sum = matches!(only, Some((JobKind::Collective, _)));
-        let owner =
-            StrategyId::of_field(top).or_else(|| is_of_sum.then_some(StrategyId::RawProgram));
+        let shards = self.applied().iter().any(|it| it.id() == StrategyId::Sharding);
+        let sums = if shards { StrategyId::Sharding } else { StrategyId::RawProgram };
+        let owner = StrategyId::of_field(top).or_else(|| is_of_sum.then_some(sums));
         let problem = |is_error| {
             self.problems.iter().find(|it| it.is_error() == is_error && covers(&it.path, &path))
         };

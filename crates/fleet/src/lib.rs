@@ -185,9 +185,9 @@ pub mod strategy {
     pub use fleet_strategy::{
         AdaptiveLocalSgdConfig, AmpConfig, AsyncConfig, BuildStrategy, CtrAccessorParameter,
         DgcConfig, DistributedStrategy, ExecutionStrategy, FsClientParameter, GradientMergeConfig,
-        LambConfig, LarsConfig, LocalSgdConfig, LocalVar, Notices, RecomputeConfig, Spread,
-        StrategyForm, StrategySource, TableAccessorParameter, TableParameter, TrainerDescConfig,
-        Value, Written, cost, local_state, validate,
+        LambConfig, LarsConfig, LocalSgdConfig, LocalVar, Notices, RecomputeConfig, ShardingConfig,
+        Spread, StrategyForm, StrategySource, TableAccessorParameter, TableParameter,
+        TrainerDescConfig, Value, Written, cost, local_state, validate,
     };
 }
 

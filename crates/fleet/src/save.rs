@@ -19,6 +19,7 @@ use fleet_format::{Checkpoint, Meta, load_tensors, load_vars as read_vars, save_
 use fleet_ir::{Program, Var};
 use fleet_ops::Registry;
 use fleet_passes::in_single_precision;
+use fleet_strategy::{Spread, local_state};
 use fleet_tensor::{DType, Tensor};
 use std::path::Path;
 
@@ -37,6 +38,7 @@ use std::path::Path;
 /// # Ok::<(), fleet::Error>(())
 /// ```
 pub fn save_persistables(path: impl AsRef<Path>, program: &Program, scope: &Scope) -> Result<()> {
+    check_whole(program)?;
     save_where(path.as_ref(), program, scope, |var| var.persistable)
 }
 
@@ -294,6 +296,17 @@ fn save_where(
     which: impl Fn(&Var) -> bool,
 ) -> Result<()> {
     save_named(path, scope, &persistables(program, which))
+}
+
+/// Rejects the program of a rank that has only a part of the state.
+fn check_whole(program: &Program) -> Result<()> {
+    let mut local = local_state(program).into_iter();
+    match local.find(|var| var.spread == Spread::Owner) {
+        None => Ok(()),
+        Some(var) => Err(Error::unsupported("the ranks of a sharded job divide its state")
+            .got(format!("'{}', which only this rank has", var.name))
+            .help("save all of it in checkpoints, or the parameters with save_params")),
+    }
 }
 
 /// Saves these variables, and the scope's step.

@@ -183,33 +183,45 @@ message! {
                 "segment_anchors"]),
                 "segments are cut by bytes or at named variables",
                 "segment_broadcast_MB"
-            ];
+            ],
+            ignored "parameters are on every rank";
         /// Size of the parameters of one broadcast, in MB.
         segment_broadcast_MB(2): optional float = 32.0,
-            allowed [ABOVE_0, "a segment cannot be empty", "32"];
+            allowed [ABOVE_0, "a segment cannot be empty", "32"],
+            ignored "parameters are on every rank";
         /// Variables at which segments end.
-        segment_anchors(3): repeated string;
-        /// Workers that share one copy of the parameters.
+        segment_anchors(3): repeated string, ignored "parameters are on every rank";
+        /// Workers that share one copy of the parameters. If it is not assigned: all workers, or as
+        /// many as `dp_degree` leaves.
         sharding_degree(4): optional int32 = 8,
             allowed [AT_LEAST_1, COUNT, "the number of workers that hold one copy together"];
         /// Workers that share a layer (tensor parallelism).
-        mp_degree(5): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
-        /// Copies of the sharding group.
+        mp_degree(5): optional int32 = 1,
+            allowed [AT_LEAST_1, COUNT, "1"],
+            refused "layers are not divided among ranks";
+        /// Groups of workers, each with one copy of the parameters.
         dp_degree(6): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
-        /// Combines sharding with data parallelism.
+        /// Combines sharding with data parallelism: there are as many groups of `sharding_degree`
+        /// workers as the job has room for.
         hybrid_dp(7): optional bool = false;
         /// Steps whose gradients make one update.
         gradient_merge_acc_step(8): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
         /// Keeps the optimizer state in host memory.
-        optimize_offload(9): optional bool = false;
+        optimize_offload(9): optional bool = false,
+            refused "optimizer state is in memory already";
         /// With a pipeline: all-reduces gradients in the update.
-        pp_allreduce_in_optimize(10): optional bool = false;
+        pp_allreduce_in_optimize(10): optional bool = false,
+            ignored "every rank runs the whole program";
         /// Stages of a pipeline.
-        pp_degree(11): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
+        pp_degree(11): optional int32 = 1,
+            allowed [AT_LEAST_1, COUNT, "1"],
+            refused "every rank runs the whole program";
         /// Casts parameters in the update instead of the forward pass.
-        optimize_cast(12): optional bool = false;
+        optimize_cast(12): optional bool = false,
+            ignored "parameters are cast where they are used";
         /// Divides the optimizer state among data-parallel workers.
-        _dp_as_optimizer_sharding(13): optional bool = false;
+        _dp_as_optimizer_sharding(13): optional bool = false,
+            ignored "stage 1 divides the optimizer state among data-parallel workers";
         /// Divided state: 1 the optimizer state, 2 also gradients, 3 also parameters.
         stage(14): optional int32 = 1,
             allowed [

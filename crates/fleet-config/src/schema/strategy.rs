@@ -108,8 +108,7 @@ message! {
         /// All-reduces gradients as 16-bit floats (`fp16_allreduce_dtype`).
         fp16_allreduce(25): optional bool = false;
         /// Divides parameters, gradients and optimizer state among workers (`sharding_configs`).
-        sharding(26): optional bool = false,
-            refused "every rank holds all parameters; amp and recompute save memory";
+        sharding(26): optional bool = false;
         /// Limit of the last bucket's size, in MB; a smaller bucket leaves less exposed
         /// communication.
         last_comm_group_size_MB(27): optional float = 1.0,
@@ -178,8 +177,7 @@ message! {
         /// Settings of adaptive LocalSGD.
         adaptive_localsgd_configs(110): optional message(AdaptiveLocalSgdConfig);
         /// Settings of sharding.
-        sharding_configs(111): optional message(ShardingConfig),
-            refused "every rank holds all parameters";
+        sharding_configs(111): optional message(ShardingConfig);
         /// Degrees of parallelism of a hybrid job.
         hybrid_configs(112): optional message(HybridConfig);
         /// Settings of tensor parallelism.

@@ -4,6 +4,7 @@ use super::infer::Inferred;
 use crate::flat::{Flat, LaneKey};
 use fleet_base::SecondaryMap;
 use fleet_ir::VarId;
+use std::collections::HashMap;
 
 /// The lifetimes of the variables that the program uses.
 pub(super) struct Lifetimes(SecondaryMap<VarId, Life>);
@@ -77,24 +78,42 @@ impl Lifetimes {
         self.0.get_or_insert_with(var, || Life { first: at, last: at, ..Life::default() })
     }
 
-    /// Extends the lifetime of every variable in a ring's lane to the end of the run, because that
-    /// lane may lag behind. Offload lanes are left out, because offloading is meant to free memory
-    /// early. A step that reuses the memory of an offloaded value waits for the store instead.
+    /// Extends the lifetime of every variable that a ring's lane uses last to the end of the run,
+    /// because that lane may lag behind, and compute would wait for it to reuse the memory.
+    ///
+    /// A sum that only its root needs is left out, because it is meant to free memory early: its
+    /// variables live until the lane's next calls begin, so that compute waits for at most one
+    /// earlier sum. Offload lanes are left out for the same reason.
     fn extend_for_rings(&mut self, inferred: &Inferred<'_>) {
         let end = inferred.flat.len();
-        let mut extend = |var: VarId| {
-            if let Some(life) = self.0.get_mut(var) {
-                life.last = end;
+        // The first position at which each lane of a ring has later calls.
+        let mut next: HashMap<LaneKey, (usize, usize)> = HashMap::new();
+        for (at, (step, lane)) in inferred.flat.iter().zip(&inferred.lanes).enumerate().rev() {
+            if !matches!(lane, LaneKey::Ring(_)) {
+                continue;
             }
-        };
-        for (step, lane) in inferred.flat.iter().zip(&inferred.lanes) {
+            let (mut extend, until) = (Vec::new(), next.get(lane).copied());
+            let (later, first) = match until {
+                // Calls that follow each other directly begin together.
+                Some((later, first)) if first == at + 1 => (later, at),
+                Some((_, first)) => (first, at),
+                None => (end, at),
+            };
+            next.insert(*lane, (later, first));
+            let mut is_freed = false;
             match step {
-                _ if !matches!(lane, LaneKey::Ring(_)) => {}
-                Flat::Jump { condition, .. } => extend(*condition),
-                Flat::Op(id, _) => {
+                Flat::Jump { condition, .. } => extend.push(*condition),
+                Flat::Op(id, def) => {
                     let op = inferred.program.op(*id);
-                    op.all_inputs().chain(op.all_outputs()).for_each(&mut extend);
+                    extend.extend(op.all_inputs().chain(op.all_outputs()));
+                    is_freed = !def.traits.owned.is_empty();
                 }
+            }
+            for var in extend {
+                let Some(life) = self.0.get_mut(var).filter(|life| life.last == at) else {
+                    continue;
+                };
+                life.last = if is_freed { later } else { end };
             }
         }
     }
@@ -202,6 +221,31 @@ mod tests {
               (Out: %z) = tanh(X: %y)
             }";
         check(text, &[], &[("y", 0, 5), ("t", 2, 3), ("z", 1, 5), ("go", 1, 1)]);
+    }
+
+    /// Two sums at owners begin together; their memory is free when the lane's next call begins.
+    /// Other variables that a ring uses last are kept.
+    #[test]
+    fn a_sum_at_an_owner_frees_its_memory() {
+        let text = "fleet program 1
+            block0 {
+              %x: f32[4] data
+              %a: f32[4]
+              %b: f32[4]
+              %c: f32[4]
+              %d: f32[4]
+              %e: f32[4]
+              (Out: %a) = relu(X: %x)
+              (Out: %b) = relu(X: %x)
+              (Out: %a) = c_reduce_sum(X: %a)
+              (Out: %b) = c_reduce_sum(X: %b)
+              (Out: %c) = relu(X: %x)
+              (Out: %d) = relu(X: %x)
+              (Out: %c) = c_reduce_sum(X: %c)
+              (Out: %d) = c_allreduce_sum(X: %d)
+              (Out: %e) = relu(X: %x)
+            }";
+        check(text, &[], &[("a", 0, 6), ("b", 1, 6), ("c", 4, 9), ("d", 5, 9), ("e", 8, 8)]);
     }
 
     #[test]

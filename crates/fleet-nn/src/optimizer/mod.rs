@@ -18,6 +18,7 @@ mod of_update;
 mod rmsprop;
 mod sgd;
 
+pub use crate::clip::SharedUpdate;
 pub use adadelta::{Adadelta, AdadeltaRule};
 pub use adagrad::{Adagrad, AdagradRule};
 pub use adam::{Adam, AdamRule};
@@ -272,7 +273,7 @@ impl State {
 pub type ParamGrad = (VarId, VarId);
 
 /// Options of [`OptimizerDesc::apply_gradients_at`].
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ApplyAt {
     /// Block of clipping and updates; the root by default.
     pub block: BlockId,
@@ -282,6 +283,25 @@ pub struct ApplyAt {
     pub rate: Option<VarId>,
     /// Learning rate of [`OptimizerDesc::rows`], if it has been emitted already.
     pub rows_rate: Option<VarId>,
+    /// Set if other ranks update parameters that this rank does not: a global norm is then that of
+    /// the gradients of all ranks.
+    pub shared: Option<SharedUpdate>,
+}
+
+impl ApplyAt {
+    /// Returns the options for the parameters for which `keep` returns true.
+    fn part(&self, rate: Option<VarId>, keep: impl Fn(&VarId) -> bool) -> ApplyAt {
+        let mut part = ApplyAt { rate, ..self.clone() };
+        if let Some(shared) = &mut part.shared {
+            shared.params.retain(keep);
+        }
+        part
+    }
+
+    /// Returns whether another rank updates parameters.
+    fn has_others(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| !shared.params.is_empty())
+    }
 }
 
 /// A condition under which updates leave parameters and state unchanged.
@@ -417,14 +437,17 @@ impl OptimizerDesc {
         params_grads: &[ParamGrad],
         at: &ApplyAt,
     ) -> Result<VarId> {
-        let tables = self.tables(&programs.main);
+        let is_table = self.tables(&programs.main);
         let (tables, rest): (Vec<ParamGrad>, Vec<ParamGrad>) =
-            params_grads.iter().partition(|(param, _)| tables.contains(param));
-        if let Some(rows) = self.rows.as_ref().filter(|_| !tables.is_empty()) {
-            let at = ApplyAt { rate: at.rows_rate, ..*at };
-            rows.apply_one_rule(programs, registry, &tables, &at)?;
+            params_grads.iter().partition(|(param, _)| is_table.contains(param));
+        if let Some(rows) = &self.rows {
+            let at = at.part(at.rows_rate, |param| is_table.contains(param));
+            if !tables.is_empty() || at.has_others() {
+                rows.apply_one_rule(programs, registry, &tables, &at)?;
+            }
         }
-        self.apply_one_rule(programs, registry, &rest, at)
+        let at = at.part(at.rate, |param| !is_table.contains(param));
+        self.apply_one_rule(programs, registry, &rest, &at)
     }
 
     fn apply_one_rule(
@@ -444,7 +467,7 @@ impl OptimizerDesc {
         let mut main = Emit::new(&mut programs.main, registry, OpRole::OPTIMIZE);
         let mut startup = Emit::new(&mut programs.startup, registry, OpRole::FORWARD);
         main.block = at.block;
-        let grads = self.clipped(&mut main, &pairs)?;
+        let grads = self.clipped(&mut main, &pairs, at.shared.as_ref())?;
         let skip = self.skip_input(&mut main, at.skip_update.filter(|_| !grads.is_empty()))?;
         for clipped in &grads {
             main.device = devices.get(&clipped.param).cloned();
@@ -473,11 +496,16 @@ impl OptimizerDesc {
         Ok(None)
     }
 
-    fn clipped(&self, main: &mut Emit<'_>, params_grads: &[ParamGrad]) -> Result<Vec<Clipped>> {
+    fn clipped(
+        &self,
+        main: &mut Emit<'_>,
+        params_grads: &[ParamGrad],
+        shared: Option<&SharedUpdate>,
+    ) -> Result<Vec<Clipped>> {
         let unclipped = |&(param, grad): &ParamGrad| Clipped { param, grad, scale: None };
         let mut grads: Vec<Clipped> = params_grads.iter().map(unclipped).collect();
         if let Some(clip) = &self.settings.grad_clip {
-            clip.emit(main, &mut grads)?;
+            clip.emit(main, &mut grads, shared)?;
         }
         Ok(grads)
     }
@@ -491,7 +519,7 @@ impl OptimizerDesc {
         params_grads: &[ParamGrad],
     ) -> Result<Vec<ParamGrad>> {
         let mut main = Emit::new(&mut programs.main, registry, OpRole::BACKWARD);
-        let grads = self.clipped(&mut main, params_grads)?;
+        let grads = self.clipped(&mut main, params_grads, None)?;
         let mut finished = Vec::with_capacity(grads.len());
         for Clipped { param, mut grad, scale } in grads {
             if let Some(scale) = scale {

@@ -90,6 +90,7 @@ pub static REDUCE_SUM: OpDef = OpDef {
     traits: OpTraits {
         elementwise: true,
         traffic: |c| Some(Traffic::shares(c.input_bytes("X"), c.ranks())),
+        owned: &["Out"],
         ..TRAITS
     },
 };

@@ -83,6 +83,7 @@ pub static DEF: OpDef = OpDef {
         sparse: &["X"],
         elementwise: true,
         cost: elementwise_cost,
+        independent: &[("LossScaling", "X"), ("OutGoodSteps", "X"), ("OutBadSteps", "X")],
         ..OpTraits::plain()
     },
 };

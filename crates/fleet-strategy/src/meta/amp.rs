@@ -15,6 +15,7 @@
 //! bfloat16 (`use_pure_bf16`) has the range of 32-bit floats, so the loss is not scaled. Regions
 //! (`fp16_guard`) have an effect in the pure modes only, as documented.
 
+use super::sharding::any_of_owners;
 use super::{Applies, Facts, Named, Strategy, WithServers};
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
@@ -164,14 +165,18 @@ pub(crate) fn unscale(job: &mut Job<'_>, grads: &[VarId]) -> Result<Option<VarId
         false => None,
     };
     let skipped = counter(SKIPPED_STEPS)?;
+    let shards = job.shards.clone();
     let mut emit = job.emit(OpRole::OPTIMIZE);
-    let found = emit
+    let mut found = emit
         .op(&check_finite_and_unscale::DEF)
         .inputs("X", grads)
         .input("Scale", scale)
         .outputs("Out", grads)
         .named("find_infinite_scale.tmp")
         .one("FoundInfinite")?;
+    if let Some(shards) = &shards {
+        found = any_of_owners(&mut emit, shards, found)?;
+    }
     if let Some((good, bad)) = counters {
         emit.op(&update_loss_scaling::DEF)
             .inputs("X", grads)

@@ -75,6 +75,9 @@ impl Strategy for DataParallel {
         }
         match count {
             1 => Applies::Idle("one rank: nothing to send".into()),
+            _ if strategy.sharding() => {
+                Applies::Idle("sharding sends gradients to the owners of parameters".into())
+            }
             ranks if trains_alone(strategy) => Applies::Yes(format!(
                 "{ranks} ranks start with equal parameters and train alone, so no gradient is \
                      sent"
@@ -84,10 +87,10 @@ impl Strategy for DataParallel {
     }
 
     fn backward(&self, job: &mut Job<'_>) -> Result<()> {
-        if !job.trains_alone && scales(job) {
-            scale_loss_gradient(job)?;
+        match job.trains_alone {
+            true => Ok(()),
+            false => scale_loss_gradient(job),
         }
-        Ok(())
     }
 
     fn communicate(&self, job: &mut Job<'_>) -> Result<()> {
@@ -105,7 +108,11 @@ impl Strategy for DataParallel {
             let label = format!("gradients {}/{}", index + 1, buckets.len());
             placed.push((vars.clone(), all_reduce(job, &groups, index, &vars, &label)?));
         }
-        gather_rows(job, &groups, &mut placed)?;
+        let ring = match &groups {
+            ReduceRings::Flat(rings) => rings[0],
+            ReduceRings::TwoLevels { .. } => job.world_rings()[0],
+        };
+        gather_rows(job, ring, &mut placed)?;
         if sums_in_compute_lane(job.strategy) {
             for op in placed.iter().flat_map(|(_, ops)| ops) {
                 job.programs.main.op_mut(*op).set_attr("use_calc_stream", true)?;
@@ -116,26 +123,31 @@ impl Strategy for DataParallel {
     }
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
-        let ring = job.world_rings()[0];
-        let nranks = job.ranks.count;
-        let params: Vec<VarId> = job.programs.startup.parameters().map(|(id, _)| id).collect();
-        let mut emit = job.emit_startup();
-        emit.op(&broadcast::DEF)
-            .inputs("X", &params)
-            .outputs("Out", &params)
-            .attr("ring_id", ring)
-            .attr("nranks", nranks)
-            .attr("root", 0)
-            .attr("label", "parameters")
-            .done()?;
-        emit.op(&control::SYNC_COMM)
-            .inputs("X", &params)
-            .outputs("Out", &params)
-            .attr("ring_id", ring)
-            .done()?;
-        emit.append();
-        Ok(())
+        broadcast_parameters(job)
     }
+}
+
+/// Gives all ranks rank 0's initial parameters.
+pub(super) fn broadcast_parameters(job: &mut Job<'_>) -> Result<()> {
+    let ring = job.world_rings()[0];
+    let nranks = job.ranks.count;
+    let params: Vec<VarId> = job.programs.startup.parameters().map(|(id, _)| id).collect();
+    let mut emit = job.emit_startup();
+    emit.op(&broadcast::DEF)
+        .inputs("X", &params)
+        .outputs("Out", &params)
+        .attr("ring_id", ring)
+        .attr("nranks", nranks)
+        .attr("root", 0)
+        .attr("label", "parameters")
+        .done()?;
+    emit.op(&control::SYNC_COMM)
+        .inputs("X", &params)
+        .outputs("Out", &params)
+        .attr("ring_id", ring)
+        .done()?;
+    emit.append();
+    Ok(())
 }
 
 /// Reports a last bucket that may be larger than the others.
@@ -155,12 +167,12 @@ fn sums_in_compute_lane(strategy: &Effective<'_>) -> bool {
     strategy.sync_nccl_allreduce == Some(true)
 }
 
-fn scales(job: &Job<'_>) -> bool {
-    job.strategy.gradient_scale_configs().scale_strategy() == "avg"
-}
-
-/// Inserts `loss@GRAD *= 1/N` after the op that fills `loss@GRAD`.
-fn scale_loss_gradient(job: &mut Job<'_>) -> Result<()> {
+/// Inserts `loss@GRAD *= 1/N` after the op that fills `loss@GRAD`, unless the strategy asks for the
+/// sum.
+pub(super) fn scale_loss_gradient(job: &mut Job<'_>) -> Result<()> {
+    if job.strategy.gradient_scale_configs().scale_strategy() != "avg" {
+        return Ok(());
+    }
     let share = 1.0 / job.ranks.count as f64;
     let fill = job.programs.main.root_ops().find_map(|(_, op)| {
         let fills = op.role.is_backward() && op.role.is_loss();
@@ -314,16 +326,13 @@ pub(super) fn emit_collective(
     call.attr("nranks", nranks).attr("label", label).done().map(drop)
 }
 
-/// Gathers the sparse rows of all ranks; their concatenation represents their sum.
-fn gather_rows(
+/// Gathers the sparse rows of all ranks over a ring that spans them; their concatenation represents
+/// their sum.
+pub(super) fn gather_rows(
     job: &mut Job<'_>,
-    groups: &ReduceRings,
+    ring: i64,
     placed: &mut Vec<(Vec<VarId>, Vec<OpId>)>,
 ) -> Result<()> {
-    let ring = match groups {
-        ReduceRings::Flat(rings) => rings[0],
-        ReduceRings::TwoLevels { .. } => job.world_rings()[0],
-    };
     let (count, block) = (job.ranks.count, job.at.block);
     for at in 0..job.grads.len() {
         let grad = job.grads[at].1;

@@ -9,6 +9,8 @@
 //! Sparse gradients have a dense accumulator too, of the size of the table. It is summed over ranks
 //! like any other one. Before the update, its rows that are not zero become sparse rows again, so
 //! that rows which no step has read keep their values and state.
+//!
+//! Under sharding, owners may accumulate sums instead (see `sharding.rs`).
 
 use super::{Applies, Facts, Strategy, WithServers};
 use crate::effective::Effective;
@@ -50,77 +52,99 @@ impl Strategy for GradientMerge {
 
     fn merge(&self, job: &mut Job<'_>) -> Result<()> {
         let configs = job.strategy.gradient_merge_configs();
-        let (k, avg) = (configs.k_steps(), configs.avg());
-        // Learning rate schedules count every step, so rates are computed outside the conditional
-        // block.
-        let rates = |job: &mut Job<'_>, optimizer: &OptimizerDesc| {
-            optimizer.emit_rate(job.programs, job.registry)
-        };
-        let optimizer = job.optimizer.clone();
-        job.at.rate = Some(rates(job, &optimizer)?);
-        job.at.rows_rate = optimizer.rows.as_deref().map(|rows| rates(job, rows)).transpose()?;
-        let one = Shape::from([1]);
-        let step = job.state("gradient_merge_step", DType::I32, one, 0.0)?;
-        let every = job.state("gradient_merge_k", DType::I32, one, f64::from(k))?;
-        let zero = job.state("gradient_merge_zero", DType::I32, one, 0.0)?;
-        for index in 0..job.grads.len() {
-            accumulate(job, index)?;
+        match merges_at_owners(job) {
+            true => Ok(()),
+            false => merge(job, configs.k_steps(), configs.avg()),
         }
-        describe_tables(job);
-        let mut emit = job.emit_into(Program::ROOT, OpRole::OPTIMIZE);
-        emit.op(&increment::DEF).input("X", step).output("Out", step).done()?;
-        emit.op(&elementwise::MOD).input("X", step).input("Y", every).output("Out", step).done()?;
-        let name = "gradient_merge_cond";
-        let due =
-            emit.op(&compare::EQUAL).input("X", step).input("Y", zero).named(name).one("Out")?;
-        // Computed before the backward pass, so that the first bucket can be sent during it.
-        let first = std::mem::take(&mut emit.ops);
-        prepend(&mut job.programs.main, first);
-        job.at.block = job.conditional(due)?;
-        job.update_condition = Some(due);
-        if avg {
-            divide(job, f64::from(k))?;
-        }
-        Ok(())
     }
 
     fn unscale(&self, job: &mut Job<'_>) -> Result<()> {
-        for index in 0..job.grads.len() {
-            let (param, merged) = job.grads[index];
-            if !job.merged_tables.contains(&param) {
-                continue;
-            }
-            let (block, main) = (job.at.block, &mut job.programs.main);
-            let name = main.fresh_name(&format!("{}@ROWS", main.var_name(merged)));
-            let (dtype, shape) = (main.var(merged).dtype, main.var(merged).shape);
-            let var = Var { kind: VarKind::SparseRows, ..Var::new(name, dtype, shape) };
-            let rows = main.add_var(block, var)?;
-            let mut emit = job.emit(OpRole::OPTIMIZE);
-            emit.op(&nonzero_rows::DEF).input("X", merged).output("Out", rows).done()?;
-            emit.append();
-            job.grads[index].1 = rows;
-        }
-        Ok(())
+        if merges_at_owners(job) { Ok(()) } else { rows_of_tables(job) }
     }
 
     fn finish(&self, job: &mut Job<'_>) -> Result<()> {
-        let main = &job.programs.main;
-        let merged: Vec<_> = main
-            .vars()
-            .filter(|(_, var)| var.persistable && var.name.ends_with("@GradientMerge"))
-            .map(|(id, var)| (id, var.shape))
-            .collect();
-        let mut emit = job.emit(OpRole::OPTIMIZE);
-        for (grad, shape) in merged {
-            emit.op(&fill::FILL_CONSTANT)
-                .attr("shape", shape.to_vec())
-                .attr("dtype", DType::F32)
-                .output("Out", grad)
-                .done()?;
-        }
-        emit.append();
-        Ok(())
+        if merges_at_owners(job) { Ok(()) } else { clear(job) }
     }
+}
+
+/// Accumulates the current gradients over `k` steps, and continues in blocks that run in every k-th
+/// step.
+pub(super) fn merge(job: &mut Job<'_>, k: i32, avg: bool) -> Result<()> {
+    // Learning rate schedules count every step, so rates are computed outside the conditional
+    // block.
+    let rates = |job: &mut Job<'_>, optimizer: &OptimizerDesc| {
+        optimizer.emit_rate(job.programs, job.registry)
+    };
+    let optimizer = job.optimizer.clone();
+    job.at.rate = Some(rates(job, &optimizer)?);
+    job.at.rows_rate = optimizer.rows.as_deref().map(|rows| rates(job, rows)).transpose()?;
+    let one = Shape::from([1]);
+    let step = job.state("gradient_merge_step", DType::I32, one, 0.0)?;
+    let every = job.state("gradient_merge_k", DType::I32, one, f64::from(k))?;
+    let zero = job.state("gradient_merge_zero", DType::I32, one, 0.0)?;
+    for index in 0..job.grads.len() {
+        accumulate(job, index)?;
+    }
+    describe_tables(job);
+    let mut emit = job.emit_into(Program::ROOT, OpRole::OPTIMIZE);
+    emit.op(&increment::DEF).input("X", step).output("Out", step).done()?;
+    emit.op(&elementwise::MOD).input("X", step).input("Y", every).output("Out", step).done()?;
+    let name = "gradient_merge_cond";
+    let due = emit.op(&compare::EQUAL).input("X", step).input("Y", zero).named(name).one("Out")?;
+    // Computed before the backward pass, so that the first bucket can be sent during it.
+    let first = std::mem::take(&mut emit.ops);
+    prepend(&mut job.programs.main, first);
+    job.at.block = job.conditional(due)?;
+    job.update_condition = Some(due);
+    if avg {
+        divide(job, f64::from(k))?;
+    }
+    Ok(())
+}
+
+/// Replaces the dense accumulators of tables by their rows that are not zero.
+pub(super) fn rows_of_tables(job: &mut Job<'_>) -> Result<()> {
+    for index in 0..job.grads.len() {
+        let (param, merged) = job.grads[index];
+        if !job.merged_tables.contains(&param) {
+            continue;
+        }
+        let (block, main) = (job.at.block, &mut job.programs.main);
+        let name = main.fresh_name(&format!("{}@ROWS", main.var_name(merged)));
+        let (dtype, shape) = (main.var(merged).dtype, main.var(merged).shape);
+        let var = Var { kind: VarKind::SparseRows, ..Var::new(name, dtype, shape) };
+        let rows = main.add_var(block, var)?;
+        let mut emit = job.emit(OpRole::OPTIMIZE);
+        emit.op(&nonzero_rows::DEF).input("X", merged).output("Out", rows).done()?;
+        emit.append();
+        job.grads[index].1 = rows;
+    }
+    Ok(())
+}
+
+/// Clears the accumulators after an update.
+pub(super) fn clear(job: &mut Job<'_>) -> Result<()> {
+    let main = &job.programs.main;
+    let merged: Vec<_> = main
+        .vars()
+        .filter(|(_, var)| var.persistable && var.name.ends_with("@GradientMerge"))
+        .map(|(id, var)| (id, var.shape))
+        .collect();
+    let mut emit = job.emit(OpRole::OPTIMIZE);
+    for (grad, shape) in merged {
+        emit.op(&fill::FILL_CONSTANT)
+            .attr("shape", shape.to_vec())
+            .attr("dtype", DType::F32)
+            .output("Out", grad)
+            .done()?;
+    }
+    emit.append();
+    Ok(())
+}
+
+/// Returns whether sharding merges gradients at their owners, after ranks have summed them.
+fn merges_at_owners(job: &Job<'_>) -> bool {
+    job.shards.as_ref().is_some_and(|shards| shards.merge.is_some())
 }
 
 /// Adds a gradient to its accumulator, which replaces it.
@@ -130,14 +154,20 @@ fn accumulate(job: &mut Job<'_>, index: usize) -> Result<()> {
     let name = format!("{}@GradientMerge", job.name(grad));
     let merged = job.state(&name, DType::F32, shape, 0.0)?;
     let is_sparse = job.is_sparse(grad);
+    let is_summed = merges_at_owners(job);
     let mut emit = job.emit(OpRole::BACKWARD);
     let call = match is_sparse {
         true => emit.op(&sum::DEF).inputs("X", &[merged, grad]),
         false => emit.op(&elementwise::ADD).input("X", merged).input("Y", grad),
     };
     call.output("Out", merged).done()?;
-    let ops = std::mem::take(&mut emit.ops);
-    job.place(vec![(vec![grad], ops)])?;
+    // A sum at an owner is awaited at the end, so that the backward pass overlaps it.
+    if is_summed {
+        emit.append();
+    } else {
+        let ops = std::mem::take(&mut emit.ops);
+        job.place(vec![(vec![grad], ops)])?;
+    }
     job.grads[index].1 = merged;
     if is_sparse {
         job.merged_tables.push(param);

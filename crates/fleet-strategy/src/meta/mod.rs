@@ -5,18 +5,20 @@
 //!
 //! | phase | result | strategies |
 //! | --- | --- | --- |
-//! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule |
+//! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule; sharding: rings |
 //! | `forward` | the forward pass | AMP, synchronous batch norm |
 //! | (the backward pass is appended) | | |
 //! | `backward` | gradients, `job.grads` | recompute; data parallel scales the loss |
 //! | `merge` | gradients of this rank and step | gradient merge: continues in conditional blocks |
 //! | `encode` | gradients to be sent | AMP and fp16_allreduce: half precision |
-//! | `communicate` | sums over ranks | data parallel, DGC |
+//! | `communicate` | sums over ranks | data parallel, DGC; sharding: sums at owners |
 //! | `decode` | sums in single precision | AMP, fp16_allreduce |
 //! | `unscale` | unscaled gradients | AMP: loss scaling; gradient merge: sparse rows |
 //! | (clips, regularisers, updates are appended) | | |
 //! | `finish` | updated parameters | LocalSGD: averages; DGC: updates; gradient merge: clears |
 //! | `startup` | initial parameters | data parallel: broadcasts; LocalSGD: snapshots |
+//!
+//! Sharding takes the place of data parallel. In `finish`, it broadcasts the updated parameters.
 //!
 //! Phases call [`STRATEGIES`] from the last (innermost) to the first (outermost), but `startup`
 //! from the first to the last.
@@ -32,6 +34,7 @@ pub(crate) mod lars;
 pub(crate) mod local_sgd;
 mod offload;
 pub(crate) mod recompute;
+pub(crate) mod sharding;
 pub(crate) mod sync_batch_norm;
 mod weight_decay;
 
@@ -107,11 +110,12 @@ macro_rules! strategies {
 
 // Each with its name in documents, the field that switches it on (if any), and its kind.
 // Outermost first: the order in which the chain is printed. It matters for these pairs.
-// fp16_allreduce is inside data parallel, so that casts precede sums. Gradient merge is inside
-// both, so that the merged gradient is sent. AMP is outside of recompute, and its `forward`
-// precedes recompute's `backward`, so that the rewritten forward pass is recomputed.
+// fp16_allreduce is inside data parallel and sharding, so that casts precede sums. Gradient merge
+// is inside all of them, so that the merged gradient is sent. AMP is outside of recompute, and its
+// `forward` precedes recompute's `backward`, so that the rewritten forward pass is recomputed.
 strategies! {
     RawProgram = "RawProgram", Keeps: data_parallel::DataParallel;
+    Sharding = "Sharding" (sharding), Keeps: sharding::Sharding;
     Fp16AllReduce = "FP16AllReduce" (fp16_allreduce), Changes: fp16_allreduce::Fp16AllReduce;
     GradientMerge = "GradientMerge" (gradient_merge), Changes: gradient_merge::GradientMerge;
     LocalSgd = "LocalSGD" (localsgd), Changes: local_sgd::LocalSgd;

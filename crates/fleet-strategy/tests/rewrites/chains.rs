@@ -95,9 +95,9 @@ fn refusals() {
     check("dgc+lars", "error: dgc conflicts with lars");
     check("dgc+fp16", "error: dgc conflicts with fp16_allreduce");
     check("dgc+gm", "error: dgc conflicts with gradient_merge");
-    check("sharding", "error: sharding: is not supported");
+    check("sharding", "error: parameters are not divided among ranks: set stage to 1 or 2");
     check("pipeline", "error: pipeline: is not supported");
-    check("pipeline+sharding", "error: sharding: is not supported");
+    check("pipeline+sharding", "error: pipeline: is not supported");
     let overlap =
         AmpConfig::default().with_custom_white_list(["mul"]).with_custom_black_list(["mul"]);
     let strategy = DistributedStrategy::new().use_amp(overlap);

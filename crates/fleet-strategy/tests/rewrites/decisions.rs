@@ -9,7 +9,8 @@ use fleet_strategy::meta::Facts;
 use fleet_strategy::servers::transpiler::{DistributeTranspilerConfig, Source, Transpile};
 use fleet_strategy::servers::{self, Place};
 use fleet_strategy::{
-    DistributedStrategy, Outcome, Ranks, Rates, Report, Value, Verdict, Written, decide, minimize,
+    DistributedStrategy, Outcome, Ranks, Rates, Report, ShardingConfig, Value, Verdict, Written,
+    decide, minimize,
 };
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/rewrites/decisions.txt");
@@ -122,6 +123,8 @@ fn value(case: &Case) -> Value {
         "lars_configs.exclude_from_weight_decay" | "lamb_configs.exclude_from_weight_decay" => {
             [".b_0"].into()
         }
+        "sharding_configs.stage" | "sharding_configs.dp_degree" => 2.into(),
+        "sharding_configs.sharding_degree" => 4.into(),
         "gradient_scale_configs.scale_strategy" => "sum".into(),
         "fp16_allreduce_dtype" => "bfloat16".into(),
         "a_sync_configs.non_finite" => "count".into(),
@@ -135,6 +138,16 @@ fn assigned(mode: Mode, case: &Case) -> Option<DistributedStrategy> {
         (_, "gradient_merge") => mode.base().with_gradient_merge_configs(
             fleet_strategy::GradientMergeConfig::default().with_k_steps(2),
         ),
+        (_, "sharding" | "sharding_configs.hybrid_dp" | "sharding_configs.sharding_degree") => {
+            let configs = ShardingConfig::default().with_stage(1);
+            let configs = match &*case.path {
+                "sharding_configs.hybrid_dp" => configs.with_sharding_degree(4),
+                "sharding_configs.sharding_degree" => configs.with_hybrid_dp(true),
+                _ => configs,
+            };
+            let strategy = mode.base().use_sharding(configs);
+            strategy.with_sharding(case.path != "sharding")
+        }
         (_, "fp16_allreduce_dtype") => mode.base().with_fp16_allreduce(true),
         (_, "hierarchical_allreduce_inter_nranks") => {
             mode.base().with_use_hierarchical_allreduce(true)

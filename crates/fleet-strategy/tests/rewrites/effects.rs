@@ -215,6 +215,10 @@ pub fn switched_on(strategy: DistributedStrategy, path: &str) -> DistributedStra
         "dgc_configs" => strategy.with_dgc(true),
         "lars_configs" => strategy.with_lars(true),
         "lamb_configs" => strategy.with_lamb(true),
+        "sharding_configs" => {
+            let configs = strategy.sharding_configs().clone().with_stage(1);
+            strategy.use_sharding(configs)
+        }
         "recompute_configs" => strategy.use_recompute(["fc_0.tmp_2", "fc_1.tmp_2"]),
         other => panic!("{other} has neither a mark nor a test"),
     }
@@ -254,6 +258,9 @@ const PAIRS: &[(&str, &str, &str)] = &[
         r#"lamb=true lamb_configs={"exclude_from_weight_decay":["fc_0.w_0"]}"#),
     ("fp16_allreduce_dtype", "fp16_allreduce=true",
         "fp16_allreduce=true fp16_allreduce_dtype=bfloat16"),
+    ("sharding", "", r#"sharding=true sharding_configs={"stage":1}"#),
+    ("sharding_configs.hybrid_dp", r#"sharding=true sharding_configs={"stage":1}"#,
+        r#"sharding=true sharding_configs={"stage":1,"sharding_degree":4,"hybrid_dp":true}"#),
     ("gradient_scale_configs.scale_strategy", "",
         r#"gradient_scale_configs={"scale_strategy":"sum"}"#),
 ];

@@ -15,6 +15,7 @@ mod programs;
 mod regions;
 mod rules;
 mod servers;
+mod sharding;
 mod tables;
 mod wire;
 mod world;

@@ -18,7 +18,8 @@
 //!
 //! In a job of several ranks ([`Fleet::checkpoints`](crate::Fleet::checkpoints)) rank 0 writes the
 //! state that all ranks have in common. Every rank writes its own state: gradients summed so far,
-//! parameters between two averagings, gradients not sent yet, statistics. All ranks must see the
+//! parameters between two averagings, gradients not sent yet, statistics, and the state that it
+//! owns under sharding. All ranks must see the
 //! same folder. With the same number of ranks each rank gets its own state back. With another
 //! number the state is redistributed (see [`Spread`](crate::strategy::Spread)), so that no pending
 //! gradient is lost or counted twice.
@@ -262,8 +263,9 @@ impl Checkpoints {
             let step = step as u64;
             left.retain(|(other, _)| *other < step);
             let path = self.path(step);
-            let loaded =
-                parts::load(&*self.disk, &path, (self.member.rank, self.member.ranks), &local);
+            let place = (self.member.rank, self.member.ranks);
+            let names = persistables(program, |var| var.persistable);
+            let loaded = parts::load(&*self.disk, &path, place, &names, &local);
             self.check_permission(&path, loaded.as_ref().err())?;
             if !self.member.all("checkpoints: readable", loaded.is_ok())? {
                 skipped.push(match loaded {

@@ -7,12 +7,14 @@
 //!
 //! Every part is a checkpoint by itself. Each rank writes its part without waiting for the others.
 //! The whole checkpoint is complete when all parts exist and belong to the same run of the job. If
-//! another number of ranks reads it, the ranks' own state is redistributed: see [`Spread`].
+//! another number of ranks reads it, the ranks' own state is redistributed: see [`Spread`]. State
+//! that one rank owns is in its part alone. A rank reads the variables of its program, from
+//! whichever part has them.
 
 use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
 use fleet_format::{
-    Meta, SaveState, list_tensors_on, load_tensors_on, save_state_on, save_tensors_on,
+    Meta, SaveState, list_tensors_on, load_where_on, save_state_on, save_tensors_on,
 };
 use fleet_strategy::{LocalVar, Spread};
 use fleet_tensor::{DType, Element, Tensor, bf16, f16};
@@ -141,42 +143,56 @@ pub(super) fn is_unfinished(disk: &dyn Disk, path: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// Reads the checkpoint for a rank. `place` is (rank, number of ranks). `wanted` are the variables
-/// of its program that differ between ranks.
+/// Reads the checkpoint for a rank. `place` is (rank, number of ranks). `names` are the variables
+/// of its program, and `local` those of them that differ between ranks.
 pub(super) fn load(
     disk: &dyn Disk,
     path: &Path,
     place: (usize, usize),
-    wanted: &[LocalVar],
+    names: &[&str],
+    local: &[LocalVar],
 ) -> Result<Loaded> {
-    let common = load_tensors_on(disk, path)?;
+    let is_wanted = |name: &str| names.contains(&name);
+    let common = load_where_on(disk, path, is_wanted)?;
     let head = CommonMeta::read(path, &common.meta)?;
     let (step, mut tensors) = (common.meta.step, common.tensors);
     // Variables that the saving ranks had in common may have to be divided among the ranks now.
     for (name, tensor) in &mut tensors {
         let shared = |var: &&LocalVar| var.name == *name && var.spread == Spread::Share;
-        if place.1 > 1 && wanted.iter().any(|var| shared(&var)) {
+        if place.1 > 1 && local.iter().any(|var| shared(&var)) {
             *tensor = combine(&[tensor], Spread::Share, place)?;
         }
     }
     if head.ranks == 1 {
         return Ok(Loaded { tensors, step, entries: vec![own_entries(common.meta.entries)] });
     }
+    let is_combined = |name: &str| head.local.iter().any(|var| var.name == name);
     let mut parts: Vec<BTreeMap<String, Tensor>> = Vec::new();
     let mut entries = Vec::new();
+    // The rank whose part has each variable with an owner.
+    let mut holders: BTreeMap<String, usize> = BTreeMap::new();
     for rank in 0..head.ranks {
         let path = rank_folder(path, rank);
-        let skip = head.ranks == place.1 && rank != place.0;
-        let meta = match skip {
-            true => list_tensors_on(disk, &path)?.1,
-            false => {
-                let part = load_tensors_on(disk, &path)?;
-                parts.push(part.tensors.into_iter().collect());
-                part.meta
-            }
-        };
+        let (found, meta) = list_tensors_on(disk, &path)?;
         head.check_part(&path, &meta)?;
         entries.push(own_entries(meta.entries));
+        let found = found.into_iter().map(|info| info.name);
+        for name in found.filter(|name| is_wanted(name) && !is_combined(name)) {
+            let holder = holders.entry(name).or_insert(rank);
+            if rank == place.0 {
+                *holder = rank;
+            }
+        }
+        if head.ranks != place.1 || rank == place.0 {
+            let part = load_where_on(disk, &path, is_combined)?;
+            parts.push(part.tensors.into_iter().collect());
+        }
+    }
+    for rank in 0..head.ranks {
+        let is_held = |name: &str| holders.get(name) == Some(&rank);
+        if holders.values().any(|holder| *holder == rank) {
+            tensors.extend(load_where_on(disk, rank_folder(path, rank), is_held)?.tensors);
+        }
     }
     for LocalVar { name, spread } in head.local {
         let values: Option<Vec<&Tensor>> = parts.iter().map(|part| part.get(&name)).collect();
@@ -199,6 +215,7 @@ struct CommonMeta {
     run: String,
     /// `None` in a checkpoint of an older version.
     step: Option<String>,
+    /// Variables of which every rank's part has a value.
     local: Vec<LocalVar>,
 }
 
@@ -232,6 +249,9 @@ impl CommonMeta {
                 return broken("list of rank variables");
             };
             let Ok(spread) = spread.parse() else { return broken("list of rank variables") };
+            if spread == Spread::Owner {
+                continue;
+            }
             local.push(LocalVar { name: name.to_string(), spread });
         }
         let run = meta.entries.get(RUN).cloned().unwrap_or_default();
@@ -279,7 +299,7 @@ fn combine(values: &[&Tensor], spread: Spread, place: (usize, usize)) -> Result<
             .got(format!("{}{}", other.dtype(), other.shape())));
     }
     let parts = match spread {
-        Spread::First => return first.try_clone(),
+        Spread::First | Spread::Owner => return first.try_clone(),
         Spread::Mean => values.len() as f64,
         Spread::Share => place.1 as f64,
     };
@@ -361,7 +381,7 @@ mod tests {
     }
 
     fn own(path: &Path, place: (usize, usize)) -> Result<f32> {
-        let loaded = load(&RealDisk, path, place, &[])?;
+        let loaded = load(&RealDisk, path, place, &["common", "own"], &[])?;
         let found = loaded.tensors.iter().find(|(name, _)| name == "own").unwrap();
         found.1.item::<f32>()
     }
@@ -377,7 +397,7 @@ mod tests {
         assert_eq!(own(&path, (1, 2)).unwrap(), 20.0);
         assert_eq!(own(&path, (2, 3)).unwrap(), 15.0);
         assert_eq!(own(&path, (0, 1)).unwrap(), 15.0);
-        assert_eq!(load(&RealDisk, &path, (0, 3), &[]).unwrap().entries[1]["cursor"], "1");
+        assert_eq!(load(&RealDisk, &path, (0, 3), &[], &[]).unwrap().entries[1]["cursor"], "1");
 
         // The job was restarted, and stopped before rank 1 saved this step.
         part(0, 2, "2", 30.0).write(&RealDisk::handle(), &path).unwrap();
@@ -397,6 +417,30 @@ mod tests {
         part(0, 1, "", 40.0).write(&RealDisk::handle(), &path).unwrap();
         assert!(is_whole(&RealDisk, &path));
         assert_eq!(own(&path, (5, 8)).unwrap(), 40.0);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// Each rank reads its own variables, whichever rank had them.
+    #[test]
+    fn state_with_an_owner_goes_to_its_next_owner() {
+        let path = std::env::temp_dir().join(format!("fleet-owners-{}", std::process::id()));
+        std::fs::remove_dir_all(&path).ok();
+        for (rank, name) in ["a", "b"].into_iter().enumerate() {
+            let tensor = Tensor::from_slice(&[rank as f32], [1]).unwrap();
+            let own = vec![(name.to_string(), tensor)];
+            let local = vec![LocalVar { name: name.into(), spread: Spread::Owner }];
+            let part = Part { own, local, ..part(rank, 2, "1", 0.0) };
+            part.write(&RealDisk::handle(), &path).unwrap();
+        }
+        for (place, names) in [((0, 2), vec!["a"]), ((0, 2), vec!["b"]), ((0, 1), vec!["a", "b"])] {
+            let mut loaded = load(&RealDisk, &path, place, &names, &[]).unwrap().tensors;
+            loaded.sort_by(|a, b| a.0.cmp(&b.0));
+            let found: Vec<(&str, f32)> =
+                loaded.iter().map(|(name, it)| (name.as_str(), it.item().unwrap())).collect();
+            let value = |name: &str| f32::from(u8::from(name == "b"));
+            let expected: Vec<(&str, f32)> = names.iter().map(|it| (*it, value(it))).collect();
+            assert_eq!(found, expected);
+        }
         std::fs::remove_dir_all(&path).unwrap();
     }
 

@@ -33,6 +33,7 @@ examples! {
     lars: "../../examples/lars.rs",
     local_sgd: "../../examples/local_sgd.rs",
     recompute: "../../examples/recompute.rs",
+    sharding: "../../examples/sharding.rs",
     sync_batch_norm: "../../examples/sync_batch_norm.rs",
 }
 

@@ -82,6 +82,10 @@ pub fn resume_elsewhere(fleet: &Fleet, folder: &Path) -> Result<()> {
             _ => local_state(&session.programs.main),
         };
         for var in local {
+            if var.spread == Spread::Owner {
+                assert_eq!(session.scope.tensor(&var.name)?.as_bytes(), owned(&path, &var.name)?);
+                continue;
+            }
             let held = session.scope.tensor(&var.name)?;
             let Ok(held) = held.as_slice::<f32>() else { continue };
             let held: Vec<f64> = held.iter().map(|v| f64::from(*v)).collect();
@@ -105,6 +109,18 @@ pub fn resume_elsewhere(fleet: &Fleet, folder: &Path) -> Result<()> {
 }
 
 const OLD_RANKS: usize = 4;
+
+/// Returns the value of a variable that one of the old ranks owned.
+fn owned(path: &Path, name: &str) -> Result<Vec<u8>> {
+    let part = |rank: usize| fleet::format::load_tensors(path.join(format!("rank-{rank:05}")));
+    for rank in 0..OLD_RANKS {
+        let found = part(rank)?.tensors.into_iter().find(|(other, _)| other == name);
+        if let Some((_, tensor)) = found {
+            return Ok(tensor.as_bytes().to_vec());
+        }
+    }
+    panic!("no rank owned {name}")
+}
 
 /// Returns the sums over ranks of each rank's own state.
 fn old_sums(path: &Path) -> Result<Vec<(String, Vec<f64>)>> {

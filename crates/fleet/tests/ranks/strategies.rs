@@ -3,11 +3,11 @@
 use fleet::prelude::*;
 use fleet::strategy::{
     AdaptiveLocalSgdConfig, AmpConfig, DgcConfig, DistributedStrategy, LambConfig, LarsConfig,
-    LocalSgdConfig,
+    LocalSgdConfig, ShardingConfig,
 };
 
 /// Names of the strategies.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 15] = [
     "plain",
     "amp",
     "recompute",
@@ -20,6 +20,9 @@ pub const NAMES: [&str; 12] = [
     "fp16_allreduce",
     "sync_batch_norm",
     "hierarchical",
+    "sharding",
+    "sharding_in_groups",
+    "sharding_with_merge",
 ];
 
 pub fn strategy(name: &str) -> (DistributedStrategy, OptimizerDesc) {
@@ -46,6 +49,18 @@ pub fn strategy(name: &str) -> (DistributedStrategy, OptimizerDesc) {
         "sync_batch_norm" => plain.with_sync_batch_norm(true),
         "hierarchical" => {
             plain.with_use_hierarchical_allreduce(true).with_hierarchical_allreduce_inter_nranks(2)
+        }
+        "sharding" => {
+            let sharding = plain.use_sharding(ShardingConfig::default().with_stage(1));
+            return (sharding.use_amp(amp), Adam::new(0.01).into());
+        }
+        "sharding_in_groups" => {
+            let configs = ShardingConfig::default().with_stage(1).with_sharding_degree(2);
+            plain.use_sharding(configs.with_hybrid_dp(true))
+        }
+        "sharding_with_merge" => {
+            let configs = ShardingConfig::default().with_stage(2);
+            plain.use_sharding(configs).use_gradient_merge(3)
         }
         other => panic!("no strategy {other}"),
     };

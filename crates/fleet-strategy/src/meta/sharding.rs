@@ -1,0 +1,281 @@
+//! Sharding: the ranks of a group divide the state of training, so that each holds a part of it.
+//! Ranks are a grid: `dp_degree` groups of `sharding_degree` consecutive ranks, each with a whole
+//! copy of the state. Every parameter has an owner in its group ([`owners`](crate::owners)).
+//!
+//! Rings: 1 connects a group, 2 the ranks that own the same parameters in all groups, and 3 all
+//! ranks, if there are several groups.
+//!
+//! * backward: the gradient of the loss is scaled by 1/N, as in data parallelism.
+//! * communicate: gradients are summed at the owners of their parameters. A bucket has gradients of
+//!   one owner. With several groups, owners then sum over the groups. Sparse rows are gathered.
+//! * unscale, update: an owner unscales, clips and updates its own parameters only, so only it has
+//!   optimizer state. The global norm and the check for finite gradients include those of all
+//!   owners.
+//! * finish: owners broadcast the updated parameters.
+//!
+//! With stage 1, accumulators of gradient merge are on every rank, and ranks communicate once in k
+//! steps. From stage 2, and with `gradient_merge_acc_step`, owners accumulate the sums: ranks
+//! communicate in every step.
+
+use super::data_parallel::{broadcast_parameters, buckets_of, gather_rows, scale_loss_gradient};
+use super::{Applies, Conflict, Facts, Strategy, StrategyId, WithServers, gradient_merge};
+use crate::effective::Effective;
+use crate::job::{Encoded, Job};
+use crate::owners::{Grid, Merge, Shards};
+use fleet_base::{Error, Result};
+use fleet_config::Problem;
+use fleet_ir::{OpId, OpRole, VarId};
+use fleet_nn::optimizer::{ParamGrad, SharedUpdate};
+use fleet_ops::{
+    Emit,
+    comm::{broadcast, reduce},
+    math::cast,
+};
+use fleet_tensor::DType;
+
+pub struct Sharding;
+
+impl Strategy for Sharding {
+    fn conflicts(&self) -> &'static [Conflict] {
+        &[
+            (StrategyId::LocalSgd, "ranks that train alone need all of the state"),
+            (StrategyId::AdaptiveLocalSgd, "ranks that train alone need all of the state"),
+            (StrategyId::Dgc, "dgc keeps parts of all gradients on every rank"),
+        ]
+    }
+
+    fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
+        if !strategy.sharding() {
+            return;
+        }
+        let ignored = [
+            ("nccl_comm_num", strategy.nccl_comm_num() > 1),
+            ("use_hierarchical_allreduce", strategy.use_hierarchical_allreduce()),
+            ("sync_nccl_allreduce", strategy.sync_nccl_allreduce == Some(true)),
+        ];
+        for (path, _) in ignored.into_iter().filter(|(_, is_set)| *is_set) {
+            let problem = Problem::warning(path, "has no effect with sharding")
+                .why("a group has one ring, and gradients are summed at their owners")
+                .help("remove it");
+            problems.push(problem);
+        }
+        let configs = strategy.sharding_configs();
+        let merges = strategy.gradient_merge() && strategy.gradient_merge_configs().k_steps() > 1;
+        if merges && configs.gradient_merge_acc_step() > 1 {
+            let path = "sharding_configs.gradient_merge_acc_step";
+            let problem = Problem::error(path, "conflicts with gradient_merge")
+                .why("both set the steps whose gradients make one update")
+                .help("remove one of them");
+            problems.push(problem);
+        }
+        if configs.hybrid_dp() && configs.sharding_degree.is_none() && configs.dp_degree.is_none() {
+            let problem = Problem::warning("sharding_configs.hybrid_dp", "has no effect alone")
+                .why("without degrees, all ranks are one group")
+                .help("set sharding_degree to the number of ranks of a group");
+            problems.push(problem);
+        }
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Refused("servers hold parameters and optimizer state")
+    }
+
+    fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
+        if facts.ranks.count == 1 {
+            return Applies::Idle("one rank: nothing to divide".into());
+        }
+        if strategy.sharding_configs().stage.is_none_or(|stage| stage > 2) {
+            let reason = "parameters are not divided among ranks: set stage to 1 or 2";
+            return Applies::Refused("sharding_configs.stage".into(), reason.into());
+        }
+        match Grid::of(strategy, facts.ranks.count) {
+            Err((field, reason)) => Applies::Refused(field, reason),
+            Ok(Grid { sharding, copies: 1 }) => {
+                Applies::Yes(format!("{sharding} ranks divide {}", what_is_divided(strategy)))
+            }
+            Ok(Grid { sharding, copies }) => Applies::Yes(format!(
+                "{copies} groups of {sharding} ranks each divide {}",
+                what_is_divided(strategy)
+            )),
+        }
+    }
+
+    fn optimizer(&self, job: &mut Job<'_>) -> Result<()> {
+        let (rank, count) = (job.ranks.rank, job.ranks.count);
+        let grid = Grid::of(job.strategy, count)
+            .map_err(|(field, reason)| Error::invalid(reason).at(field))?;
+        let (place, group) = (rank % grid.sharding, rank / grid.sharding);
+        job.reserve_rings(FIRST_RING);
+        let label = format!("shards of {}", grid.sharding);
+        let ring = job.ring(&label, group * grid.sharding, 1, grid.sharding);
+        let mut copies = None;
+        let mut world = ring;
+        if grid.copies > 1 {
+            let label = format!("copies of {} shards", grid.sharding);
+            copies = Some(job.ring(&label, place, grid.sharding, grid.copies));
+            world = job.ring("all ranks 0", 0, 1, count);
+        }
+        job.use_world_ring(world);
+        let merge = Merge::of(job.strategy);
+        let (params, owner) = Default::default();
+        job.shards = Some(Shards { ring, copies, grid, rank: place, merge, params, owner });
+        Ok(())
+    }
+
+    fn backward(&self, job: &mut Job<'_>) -> Result<()> {
+        divide(job)?;
+        scale_loss_gradient(job)
+    }
+
+    fn communicate(&self, job: &mut Job<'_>) -> Result<()> {
+        let shards = shards(job)?;
+        let world = job.world_rings()[0];
+        let mut placed = Vec::new();
+        gather_rows(job, world, &mut placed)?;
+        let mut calls = 0;
+        // Gradients of the last parameters are computed first.
+        for owner in (0..shards.grid.sharding).rev() {
+            let grads = job.grads.iter().copied();
+            let sent: Vec<ParamGrad> = grads
+                .filter(|(param, grad)| shards.owner(*param) == owner && !job.is_sparse(*grad))
+                .collect();
+            let buckets = buckets_of(job, &sent);
+            calls += buckets.len();
+            for bucket in buckets {
+                let vars: Vec<VarId> = bucket.iter().map(|at| sent[*at].1).collect();
+                let ops = reduce(job, &shards, owner, &vars)?;
+                placed.push((vars, ops));
+            }
+        }
+        job.notes.push(format!("sharding: gradients are summed at their owners in {calls} calls"));
+        job.place(placed)?;
+        keep_own(job, &shards);
+        job.at.shared = Some(SharedUpdate {
+            ring: shards.ring,
+            nranks: shards.grid.sharding,
+            params: shards.params,
+        });
+        Ok(())
+    }
+
+    fn decode(&self, job: &mut Job<'_>) -> Result<()> {
+        match shards(job)?.merge {
+            Some(Merge { k, avg }) => gradient_merge::merge(job, k, avg),
+            None => Ok(()),
+        }
+    }
+
+    fn unscale(&self, job: &mut Job<'_>) -> Result<()> {
+        match shards(job)?.merge {
+            Some(_) => gradient_merge::rows_of_tables(job),
+            None => Ok(()),
+        }
+    }
+
+    fn finish(&self, job: &mut Job<'_>) -> Result<()> {
+        let shards = shards(job)?;
+        if shards.merge.is_some() {
+            gradient_merge::clear(job)?;
+        }
+        for owner in 0..shards.grid.sharding {
+            let params = shards.params.iter().filter(|param| shards.owner(**param) == owner);
+            let params: Vec<ParamGrad> = params.map(|param| (*param, *param)).collect();
+            for bucket in buckets_of(job, &params) {
+                let vars: Vec<VarId> = bucket.iter().map(|at| params[*at].0).collect();
+                let mut emit = job.emit(OpRole::OPTIMIZE);
+                let call = emit.op(&broadcast::DEF).inputs("X", &vars).outputs("Out", &vars);
+                let call = call.attr("ring_id", shards.ring).attr("root", owner);
+                let call = call.attr("nranks", shards.grid.sharding);
+                call.attr("label", format!("parameters of rank {owner}")).done()?;
+                emit.append();
+            }
+        }
+        Ok(())
+    }
+
+    fn startup(&self, job: &mut Job<'_>) -> Result<()> {
+        broadcast_parameters(job)
+    }
+}
+
+/// The documented number of the sharding ring; 0 is that of tensor parallelism.
+const FIRST_RING: i64 = 1;
+
+fn what_is_divided(strategy: &Effective<'_>) -> &'static str {
+    match strategy.sharding_configs().stage {
+        Some(1) => "the optimizer state",
+        _ => "optimizer state and gradients",
+    }
+}
+
+fn shards(job: &Job<'_>) -> Result<Shards> {
+    job.shards.clone().ok_or_else(|| Error::internal("sharding has not divided the parameters"))
+}
+
+/// Divides the trained parameters among the ranks of a group.
+fn divide(job: &mut Job<'_>) -> Result<()> {
+    let mut shards = shards(job)?;
+    let mut params: Vec<VarId> = job.grads.iter().map(|(param, _)| *param).collect();
+    params.sort();
+    let main = &job.programs.main;
+    let elements = |param: &VarId| main.var(*param).shape.numel().unwrap_or(0) as u64;
+    let elements: Vec<u64> = params.iter().map(elements).collect();
+    shards.divide(params, &elements);
+    let own = shards.params.iter().filter(|param| shards.is_own(**param)).count();
+    job.notes.push(format!(
+        "sharding: rank {} of {} owns {own} of {} parameters",
+        shards.rank,
+        shards.grid.sharding,
+        shards.params.len()
+    ));
+    job.shards = Some(shards);
+    Ok(())
+}
+
+/// Emits the sum of gradients at their owner.
+fn reduce(job: &mut Job<'_>, shards: &Shards, owner: usize, vars: &[VarId]) -> Result<Vec<OpId>> {
+    let mut emit = job.emit(OpRole::BACKWARD);
+    let label = format!("gradients of rank {owner}");
+    let call = emit.op(&reduce::REDUCE_SUM).inputs("X", vars).outputs("Out", vars);
+    let call = call.attr("ring_id", shards.ring).attr("nranks", shards.grid.sharding);
+    call.attr("root_id", owner).attr("label", &*label).done()?;
+    if let Some(copies) = shards.copies.filter(|_| owner == shards.rank) {
+        let call = emit.op(&reduce::ALL_SUM).inputs("X", vars).outputs("Out", vars);
+        let call = call.attr("ring_id", copies).attr("nranks", shards.grid.copies);
+        call.attr("label", label).done()?;
+    }
+    Ok(std::mem::take(&mut emit.ops))
+}
+
+/// Drops the gradients of other owners.
+fn keep_own(job: &mut Job<'_>, shards: &Shards) {
+    let mut new_index = vec![None; job.grads.len()];
+    let mut own = Vec::new();
+    for (at, (param, grad)) in job.grads.iter().enumerate() {
+        if shards.is_own(*param) {
+            new_index[at] = Some(own.len());
+            own.push((*param, *grad));
+        }
+    }
+    job.grads = own;
+    let moved = |it: Encoded| Some(Encoded { index: new_index[it.index]?, ..it });
+    job.encoded = std::mem::take(&mut job.encoded).into_iter().filter_map(moved).collect();
+}
+
+/// Emits whether a condition is true on any owner of a group.
+pub(super) fn any_of_owners(
+    emit: &mut Emit<'_>,
+    shards: &Shards,
+    condition: VarId,
+) -> Result<VarId> {
+    let cast = |emit: &mut Emit<'_>, from: VarId, to: DType| {
+        // Named, because the variables of collectives must have the same names on all ranks.
+        let call = emit.op(&cast::DEF).input("X", from).attr("out_dtype", to);
+        call.named("found_infinite.tmp").one("Out")
+    };
+    let number = cast(emit, condition, DType::I32)?;
+    let call = emit.op(&reduce::ALL_MAX).input("X", number).output("Out", number);
+    let call = call.attr("ring_id", shards.ring).attr("nranks", shards.grid.sharding);
+    call.attr("label", "gradients are finite").done()?;
+    cast(emit, number, DType::Bool)
+}

@@ -1,0 +1,143 @@
+//! The owner map of sharding: which rank of a group has the state of each parameter.
+
+use crate::effective::Effective;
+use fleet_ir::VarId;
+use std::collections::HashMap;
+
+/// Divides parameters among `shards` owners: returns the owner of each, for their numbers of
+/// elements in the order of definition.
+///
+/// Owners get consecutive parameters. One is full once it and those before it have more than their
+/// share of all elements, so it has at most one parameter more than its share.
+///
+/// ```
+/// use fleet_strategy::owners;
+/// let elements = [32 * 64, 64, 64 * 64, 64, 64 * 2, 2];
+/// assert_eq!(owners(&elements, 2), [0, 0, 0, 1, 1, 1]);
+/// assert_eq!(owners(&elements, 4), [0, 1, 1, 2, 3, 3]);
+/// ```
+pub fn owners(elements: &[u64], shards: usize) -> Vec<usize> {
+    let total: u128 = elements.iter().map(|count| u128::from(*count)).sum();
+    let shards = shards.max(1);
+    let (mut owner, mut before) = (0, 0u128);
+    let mut next = |count: &u64| {
+        if before * shards as u128 > total * (owner as u128 + 1) && owner + 1 < shards {
+            owner += 1;
+        }
+        before += u128::from(*count);
+        owner
+    };
+    elements.iter().map(&mut next).collect()
+}
+
+/// The grid of a job's ranks: `copies` groups, each of `sharding` consecutive ranks that own one
+/// copy of the state together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Ranks of a sharding group.
+    pub sharding: usize,
+    /// Number of groups.
+    pub copies: usize,
+}
+
+impl Grid {
+    /// Returns the grid that a strategy gives `ranks` ranks. An error is the field at fault, and
+    /// the reason.
+    pub(crate) fn of(strategy: &Effective<'_>, ranks: usize) -> Result<Grid, (String, String)> {
+        let configs = strategy.sharding_configs();
+        let assigned = |value: Option<i32>| {
+            value.map(|value| usize::try_from(value).unwrap_or_default().max(1))
+        };
+        let (sharding, copies) = (assigned(configs.sharding_degree), assigned(configs.dp_degree));
+        let field = match sharding {
+            Some(_) => "sharding_configs.sharding_degree",
+            None => "sharding_configs.dp_degree",
+        };
+        let rest = |degree: usize| ranks.is_multiple_of(degree).then(|| ranks / degree);
+        let grid = match (sharding, copies) {
+            (None, copies) => rest(copies.unwrap_or(1)).zip(Some(copies.unwrap_or(1))),
+            (Some(sharding), None) if configs.hybrid_dp() => Some(sharding).zip(rest(sharding)),
+            (Some(sharding), copies) => Some((sharding, copies.unwrap_or(1))),
+        };
+        match grid.filter(|(sharding, copies)| sharding * copies == ranks) {
+            Some((sharding, copies)) => Ok(Grid { sharding, copies }),
+            None => {
+                let shown = |name: &str, value: Option<usize>| {
+                    value.map_or(String::new(), |value| format!("{name} {value}"))
+                };
+                let degrees = [shown("sharding_degree", sharding), shown("dp_degree", copies)];
+                let degrees: Vec<String> =
+                    degrees.into_iter().filter(|it| !it.is_empty()).collect();
+                Err((
+                    field.into(),
+                    format!(
+                        "the degrees of sharding do not multiply to the job's {ranks} ranks: got \
+                         {}{}",
+                        degrees.join(" x "),
+                        match configs.hybrid_dp() || copies.is_some() {
+                            true => "",
+                            false => "; set hybrid_dp for several groups",
+                        }
+                    ),
+                ))
+            }
+        }
+    }
+}
+
+/// The division of a job's parameters among the ranks of this rank's sharding group.
+#[derive(Clone, Debug)]
+pub struct Shards {
+    /// Ring of the group.
+    pub ring: i64,
+    /// Ring of the ranks that own the same parameters in all groups, if there are several groups.
+    pub copies: Option<i64>,
+    pub grid: Grid,
+    /// This rank's number in its group.
+    pub rank: usize,
+    /// Gradient merge at the owners, if there is any.
+    pub merge: Option<Merge>,
+    /// The trained parameters in the order of definition.
+    pub params: Vec<VarId>,
+    pub owner: HashMap<VarId, usize>,
+}
+
+/// Gradient merge at the owners: they accumulate the sums over ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct Merge {
+    pub k: i32,
+    pub avg: bool,
+}
+
+impl Merge {
+    /// Returns how owners merge gradients, if they do.
+    pub fn of(strategy: &Effective<'_>) -> Option<Merge> {
+        let configs = strategy.sharding_configs();
+        let own = configs.gradient_merge_acc_step();
+        if own > 1 {
+            return Some(Merge { k: own, avg: true });
+        }
+        let merge = strategy.gradient_merge_configs();
+        let is_on = strategy.gradient_merge() && merge.k_steps() > 1;
+        let at_owners = is_on && configs.stage != Some(1);
+        at_owners.then(|| Merge { k: merge.k_steps(), avg: merge.avg() })
+    }
+}
+
+impl Shards {
+    /// Divides parameters with these numbers of elements.
+    pub fn divide(&mut self, params: Vec<VarId>, elements: &[u64]) {
+        let owners = owners(elements, self.grid.sharding);
+        self.owner = params.iter().copied().zip(owners).collect();
+        self.params = params;
+    }
+
+    /// Returns the owner of a parameter, as a rank of the group.
+    pub fn owner(&self, param: VarId) -> usize {
+        self.owner.get(&param).copied().unwrap_or_default()
+    }
+
+    pub fn is_own(&self, param: VarId) -> bool {
+        self.owner(param) == self.rank
+    }
+}
