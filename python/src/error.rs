@@ -1,6 +1,6 @@
 //! Errors of Fleet as exceptions of Python.
 
-use crate::interrupt::Wait;
+use crate::interrupt::{self, Wait};
 use fleet::{Error, ErrorKind};
 use pyo3::PyErr;
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
@@ -59,6 +59,7 @@ pub fn waiting<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> fleet::Result<T> + Send,
 ) -> PyResult<T> {
+    interrupt::watch(py)?;
     released(py, || {
         let _wait = Wait::begin();
         call()

@@ -10,7 +10,7 @@ use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -18,18 +18,34 @@ use std::time::Duration;
 const GRACE: Duration = Duration::from_millis(700);
 
 static MAIN_THREAD: OnceLock<ThreadId> = OnceLock::new();
+/// The process whose watcher has started: a fork has none.
+static WATCHED: AtomicU32 = AtomicU32::new(0);
 /// Number of begun and ended waits of the main thread: odd during one.
 static WAITS: AtomicU64 = AtomicU64::new(0);
 
-/// Starts to watch for Ctrl-C. The thread that imports the module is the main thread.
-pub fn watch() {
-    if MAIN_THREAD.set(thread::current().id()).is_err() {
-        return;
+/// Notes whether this thread, which imports the module, is the main thread.
+pub fn remember_main_thread(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let threading = module.py().import("threading")?;
+    let main = threading.call_method0("main_thread")?;
+    if threading.call_method0("current_thread")?.is(&main) {
+        let _ = MAIN_THREAD.set(thread::current().id());
     }
-    // Without it, Ctrl-C takes effect when the wait ends.
-    let Ok(mut signals) = Signals::new([SIGINT]) else { return };
+    Ok(())
+}
+
+/// Starts to watch for Ctrl-C, unless it is watched already.
+pub fn watch(py: Python<'_>) -> PyResult<()> {
+    let process = std::process::id();
+    if WATCHED.swap(process, SeqCst) == process {
+        return Ok(());
+    }
+    // Without a watcher, Ctrl-C takes effect when the wait ends.
+    let Ok(mut signals) = Signals::new([SIGINT]) else { return Ok(()) };
+    // Blocking calls of Python must end at a signal, as with its own handler.
+    py.import("signal")?.call_method1("siginterrupt", (SIGINT, true))?;
     let watcher = move || signals.forever().for_each(|_| end_long_wait());
     let _ = thread::Builder::new().name("fleet-ctrl-c".to_string()).spawn(watcher);
+    Ok(())
 }
 
 fn end_long_wait() {

@@ -1,6 +1,7 @@
 //! This process as a member of its job: joining it, communication, and programs rewritten for it.
 
 use crate::error::{OrRaise, exception, guarded, waiting};
+use crate::interrupt::{self, Wait};
 use crate::optimizer::optimizer;
 use crate::program::{Place, ProgramCell, id_in};
 use crate::session::{Job, Plan, Stage};
@@ -174,7 +175,9 @@ impl FleetCell {
         // With `auto`, ranks wait for each other here.
         let source = &place.source;
         let mode = self.fleet.topology().mode();
+        interrupt::watch(main.py())?;
         let (mut programs, made) = main.py().detach(|| {
+            let _wait = Wait::begin();
             let net = Net::from_programs(programs);
             let made = {
                 let _source = net.source_guard(source);

@@ -72,9 +72,8 @@ mod _fleet {
     use crate::transpiler::{TranspiledCell, TranspilerConfigCell, transpile};
 
     #[pymodule_init]
-    fn init(_module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
-        crate::interrupt::watch();
-        Ok(())
+    fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::interrupt::remember_main_thread(module)
     }
 
     #[pymodule_export]

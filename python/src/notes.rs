@@ -16,7 +16,8 @@ enum Item {
     Flush(SyncSender<()>),
 }
 
-/// Messages that wait for the interpreter; above it, senders wait.
+/// Messages that wait for the interpreter. More of them go to the standard error: their senders may
+/// hold the interpreter's lock, and must not wait.
 const WAITING_MAX: usize = 1024;
 /// Time to log the last messages when the interpreter ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -43,7 +44,7 @@ pub fn log_notes(log: Py<PyAny>) {
     }
     let _ = send_notes_to(|text| {
         let unsent = match queue() {
-            Some(queue) => queue.send(Item::Note(text.to_string())).is_err(),
+            Some(queue) => queue.try_send(Item::Note(text.to_string())).is_err(),
             None => true,
         };
         if unsent {

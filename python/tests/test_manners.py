@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
+import time
 
 import numpy as np
 
@@ -46,6 +48,66 @@ fleet.init(is_collective=True)
     ended = ran(code, **env)
     assert ended.returncode == -signal.SIGINT
     assert "fleet: interrupted" in ended.stderr
+
+
+def test_ctrl_c_ends_blocking_calls_of_python():
+    code = """
+import os, queue, signal, threading
+from fleet.distributed import fleet
+fleet.init(is_collective=True)
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    queue.Queue().get()
+except KeyboardInterrupt:
+    print("in order")
+"""
+    ended = ran(code)
+    assert (ended.returncode, ended.stdout) == (0, "in order\n"), ended.stderr
+
+
+def test_ctrl_c_of_the_launcher_lets_workers_save(tmp_path):
+    worker = """
+import os, signal, sys, time
+def save(*_):
+    open(f"saved-{os.environ['PADDLE_TRAINER_ID']}", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+# The workers share the launcher's terminal.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+open(f"ready-{os.environ['PADDLE_TRAINER_ID']}", "w").close()
+while True:
+    time.sleep(0.01)
+"""
+    (tmp_path / "worker.py").write_text(worker)
+    fleetrun = os.path.join(sysconfig.get_path("scripts"), "fleetrun")
+    call = [fleetrun, "--nproc_per_node=2", "worker.py"]
+    with subprocess.Popen(call, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as job:
+        while not all((tmp_path / f"ready-{rank}").exists() for rank in range(2)):
+            assert job.poll() is None
+            time.sleep(0.01)
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=60)
+    assert job.returncode == 130, errors
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
+
+
+def test_a_rank_that_exits_keeps_its_code(tmp_path):
+    worker = """
+import sys
+from fleet.distributed import fleet
+fleet.init(is_collective=True)
+if fleet.worker_index() == 1:
+    sys.exit(3)
+fleet.barrier_worker()
+"""
+    (tmp_path / "worker.py").write_text(worker)
+    fleetrun = os.path.join(sysconfig.get_path("scripts"), "fleetrun")
+    call = [fleetrun, "--nproc_per_node=2", "worker.py"]
+    ended = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode != 0
+    report = ended.stdout + ended.stderr
+    assert "worker 1" in report and "exited with code 3" in report, report
+    assert "different collectives" not in report
 
 
 def test_ctrl_c_between_steps_is_an_exception():

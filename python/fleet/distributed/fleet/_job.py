@@ -2,8 +2,10 @@
 
 import atexit
 import copy
+import functools
 import os
 import sys
+import threading
 import traceback
 
 from fleet import _fleet
@@ -13,6 +15,8 @@ from .strategy import DistributedStrategy
 
 _job = None
 _strategy = None
+#: The last argument of `sys.exit`.
+_exit_status = None
 
 
 def init(role_maker=None, is_collective=False, strategy=None):
@@ -44,11 +48,35 @@ def init(role_maker=None, is_collective=False, strategy=None):
     _job = _fleet.FleetCell.join(place)
     _strategy = copy.deepcopy(strategy)
     atexit.register(_finish, _job, os.getpid())
+    _note_exit_status()
+
+
+def _note_exit_status():
+    """Keeps the argument of `sys.exit`, which the interpreter does not tell `_finish`."""
+    leave = sys.exit
+    if hasattr(leave, "__wrapped__"):
+        return
+
+    @functools.wraps(leave)
+    def noted(status=None, /):
+        global _exit_status
+        if threading.current_thread() is threading.main_thread():
+            _exit_status = status
+        leave(status)
+
+    sys.exit = noted
+
+
+def _has_failed():
+    """Returns whether the script ends with an exception or an exit status."""
+    # In a notebook the last exception is that of a cell, and the job has continued.
+    raised = getattr(sys, "last_type", None) is not None and "ipykernel" not in sys.modules
+    return raised or _exit_status not in (None, 0)
 
 
 def _finish(job, process):
-    # A worker that ends with an exception has not finished: the launcher stops the others.
-    if job is not _job or getattr(sys, "last_type", None) is not None:
+    # A worker that has failed has not finished: the launcher stops the others.
+    if job is not _job or _has_failed():
         return
     # A fork has no part in the job.
     if process != os.getpid() or job.topology().role != Role.WORKER:
