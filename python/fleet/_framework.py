@@ -1,11 +1,12 @@
 """Programs, variables, and the guards around the calls that write programs.
 
 Default programs, name scopes and device labels are globals, as in the documents. They live here:
-every call passes them to Rust, where programs are values.
+every call passes them to Rust, where programs are values. Guards affect their own thread only.
 """
 
 import contextlib
 import sys
+import threading
 import warnings
 
 from fleet import _fleet
@@ -315,13 +316,18 @@ class _Place:
     __slots__ = ("source", "names", "scope", "device", "fp16_guard")
 
 
-class _State:
+class _State(threading.local):
+    """What the guards of a thread have set. The attributes here are those of the process, with
+    which every thread starts; an assignment is one of the thread."""
+
     main = Program()
     startup = Program()
     names = _fleet.NamesCell()
-    scopes = []
+    scopes = ()
     device = None
     fp16_guard = False
+    #: The scope of `scope_guard`; None is that of the process.
+    scope = None
 
 
 _state = _State()
@@ -382,19 +388,25 @@ def default_startup_program():
 
 
 @contextlib.contextmanager
+def _set(**values):
+    """Sets attributes of the thread's state in the block."""
+    before = {name: getattr(_state, name) for name in values}
+    vars(_state).update(values)
+    try:
+        yield
+    finally:
+        vars(_state).update(before)
+
+
+@contextlib.contextmanager
 def program_guard(main_program, startup_program=None):
     """Makes these the default programs in the block."""
     if not isinstance(main_program, Program):
         raise TypeError(f"main_program: expected a Program, got {main_program!r}")
     if startup_program is not None and not isinstance(startup_program, Program):
         raise TypeError(f"startup_program: expected a Program, got {startup_program!r}")
-    before = _state.main, _state.startup
-    _state.main = main_program
-    _state.startup = startup_program or _state.startup
-    try:
+    with _set(main=main_program, startup=startup_program or _state.startup):
         yield
-    finally:
-        _state.main, _state.startup = before
 
 
 @contextlib.contextmanager
@@ -402,31 +414,22 @@ def name_scope(prefix):
     """Prefixes the automatic names of layers in the block."""
     if not isinstance(prefix, str) or not prefix:
         raise TypeError(f"prefix: expected a name, got {prefix!r}")
-    _state.scopes.append(prefix)
-    try:
+    with _set(scopes=(*_state.scopes, prefix)):
         yield
-    finally:
-        _state.scopes.pop()
 
 
 @contextlib.contextmanager
 def device_guard(device=None):
     """Labels the ops of the block with a device: "cpu", "gpu", "gpu:0", "gpu:all"."""
-    before, _state.device = _state.device, device
-    try:
+    with _set(device=device):
         yield
-    finally:
-        _state.device = before
 
 
 @contextlib.contextmanager
 def fp16_guard():
     """Marks the ops of the block for 16-bit computation under ``use_fp16_guard``."""
-    before, _state.fp16_guard = _state.fp16_guard, True
-    try:
+    with _set(fp16_guard=True):
         yield
-    finally:
-        _state.fp16_guard = before
 
 
 def seed(value):
