@@ -166,6 +166,17 @@ impl ProgramCell {
         })
     }
 
+    /// Makes this program the one that `saved` has, a copy from before.
+    fn restore(&self, saved: &ProgramCell) -> PyResult<()> {
+        let (program, host_rates) = {
+            let saved = saved.lock()?;
+            (Arc::clone(&saved.program), saved.host_rates.clone())
+        };
+        let mut held = self.lock()?;
+        (held.program, held.host_rates) = (program, host_rates);
+        Ok(())
+    }
+
     /// Returns a copy: of the whole program, or of its forward part for evaluation.
     fn copy(&self, for_test: bool) -> PyResult<ProgramCell> {
         let held = self.lock()?;

@@ -3,7 +3,7 @@
 from fleet import _fleet
 from fleet._backward import backward as _backward
 from fleet._backward import names as _names
-from fleet._framework import Variable, default_startup_program, place
+from fleet._framework import Variable, all_or_none, default_startup_program, place
 
 from . import lr
 
@@ -38,8 +38,11 @@ class Optimizer:
     def minimize(self, loss, startup_program=None, parameters=None, no_grad_set=None):
         """Appends the backward pass and the updates. Returns the names of the ops of the updates,
         and the parameters with their gradients."""
-        pairs = self.backward(loss, startup_program, parameters, no_grad_set)
-        return self._apply(pairs, loss.program, startup_program), pairs
+        if not isinstance(loss, Variable):
+            raise TypeError(f"loss: expected a Variable, got {loss!r}")
+        with all_or_none(loss.program, startup_program or default_startup_program()):
+            pairs = self.backward(loss, startup_program, parameters, no_grad_set)
+            return self._apply(pairs, loss.program, startup_program), pairs
 
     def backward(
         self, loss, startup_program=None, parameters=None, no_grad_set=None, callbacks=None
