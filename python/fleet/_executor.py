@@ -165,8 +165,17 @@ class Executor:
     def __init__(self, place=None, threads=0):
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {threads!r}")
+        if not isinstance(place, (CPUPlace, CUDAPlace, type(None))):
+            raise TypeError(
+                f"place: expected CPUPlace() or CUDAPlace(0), got {place!r}\n  "
+                "help: fleet.set_device returns the place of a name"
+            )
         self.place = place or CPUPlace()
+        self._threads = threads
         self._cell = _fleet.ExecutorCell(threads)
+
+    def __repr__(self):
+        return f"Executor({self.place!r}, threads={self._threads})"
 
     def run(
         self,

@@ -6,6 +6,7 @@ every call passes them to Rust, where programs are values. Guards affect their o
 
 import contextlib
 import operator
+import re
 import sys
 import threading
 import warnings
@@ -54,6 +55,11 @@ class Program:
         moving averages."""
         return Program._of(self._cell.copy(for_test))
 
+    def __deepcopy__(self, memo):
+        return self.clone()
+
+    __copy__ = clone
+
     @property
     def random_seed(self):
         """Seed of the random numbers of this program."""
@@ -82,6 +88,11 @@ class Program:
     def all_parameters(self):
         """Returns the parameters."""
         return [Variable(self, id) for id in self._cell.parameters()]
+
+    @property
+    def ops(self):
+        """The ops, in order."""
+        return [Operator(*op) for op in self._cell.ops()]
 
     @property
     def op_names(self):
@@ -127,6 +138,21 @@ class Program:
         if mode == "all":
             return kept
         return [name for name in kept if (name in parameters) == (mode == "param")]
+
+
+class Operator:
+    """An op of a program, as it was when it was listed."""
+
+    __slots__ = ("type", "input_arg_names", "output_arg_names")
+
+    def __init__(self, type, input_arg_names, output_arg_names):
+        self.type = type
+        self.input_arg_names = input_arg_names
+        self.output_arg_names = output_arg_names
+
+    def __repr__(self):
+        inputs, outputs = ", ".join(self.input_arg_names), ", ".join(self.output_arg_names)
+        return f"Operator({outputs} = {self.type}({inputs}))"
 
 
 class Variable:
@@ -510,6 +536,10 @@ def name_scope(prefix):
 @contextlib.contextmanager
 def device_guard(device=None):
     """Labels the ops of the block with a device: "cpu", "gpu", "gpu:0", "gpu:all"."""
+    if device is not None and not isinstance(device, str):
+        raise TypeError(f"device: expected a device such as 'cpu' or None, got {device!r}")
+    if device is not None and not re.fullmatch("cpu|gpu(:(all|[0-9]{1,4}))?", device):
+        raise ValueError(f"device: expected 'cpu', 'gpu', 'gpu:N' or 'gpu:all', got {device!r}")
     with _set(device=device):
         yield
 

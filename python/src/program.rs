@@ -83,6 +83,9 @@ pub fn index(id: ir::VarId) -> u32 {
 /// trains; then the levels of nesting of ragged rows.
 type VarFacts = (String, Vec<i64>, &'static str, bool, bool, bool, bool, u8);
 
+/// Facts about an op: its name, and the names of its inputs and outputs.
+type OpFacts = (&'static str, Vec<String>, Vec<String>);
+
 #[pymethods]
 impl ProgramCell {
     #[new]
@@ -140,6 +143,17 @@ impl ProgramCell {
     /// Returns the names of the ops of the root block.
     fn op_names(&self) -> PyResult<Vec<&'static str>> {
         Ok(self.program()?.root_ops().map(|(_, op)| op.name()).collect())
+    }
+
+    /// Returns the ops of the root block: names, and the names of inputs and outputs.
+    fn ops(&self) -> PyResult<Vec<OpFacts>> {
+        let program = self.program()?;
+        let names = |ids: &mut dyn Iterator<Item = ir::VarId>| -> Vec<String> {
+            ids.map(|id| program.var_name(id).to_string()).collect()
+        };
+        let row =
+            |op: &ir::Op| (op.name(), names(&mut op.all_inputs()), names(&mut op.all_outputs()));
+        Ok(program.root_ops().map(|(_, op)| row(op)).collect())
     }
 
     fn set_stop_gradient(&self, id: u32, value: bool) -> PyResult<()> {
