@@ -36,7 +36,14 @@ class _Message:
         object.__setattr__(self, "_assigned", {})
 
     def __setattr__(self, name, value):
-        _fleet.StrategyCell().set(self._path, {name: value})
+        try:
+            _fleet.StrategyCell().set(self._path, {name: value})
+        except ValueError as error:
+            try:
+                _fleet.StrategyCell().get(f"{self._path}.{name}")
+            except ValueError:
+                raise AttributeError(str(error)) from None
+            raise
         self._assigned[name] = value
 
     def __getattr__(self, name):
@@ -57,6 +64,16 @@ class BuildStrategy(_Message):
     """Rewrites that the executor makes. An assignment to a strategy takes the assigned fields."""
 
     _path = "build_strategy"
+
+    #: Whether ranks exchange gradients in buckets: a field of the strategy itself.
+    fuse_all_reduce_ops = True
+
+    def __setattr__(self, name, value):
+        if name != "fuse_all_reduce_ops":
+            return super().__setattr__(name, value)
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: expected True or False, got {value!r}")
+        object.__setattr__(self, name, value)
 
 
 class ExecutionStrategy(_Message):

@@ -12,8 +12,8 @@ def append_backward(loss, parameter_list=None, no_grad_set=None):
 def backward(loss, startup_program, parameters, no_grad_set):
     _check_loss(loss)
     startup = startup_program or default_startup_program()
-    parameters = None if parameters is None else names(parameters)
-    no_grad = names(no_grad_set or [])
+    parameters = None if parameters is None else names("parameters", parameters)
+    no_grad = names("no_grad_set", no_grad_set or [])
     pairs = _fleet.backward(
         loss._cell, startup._cell, place(), loss._id, parameters, no_grad
     )
@@ -41,8 +41,13 @@ def gradients(targets, inputs, target_gradients=None, no_grad_set=None):
     return [None if id is None else Variable(program, id) for id in made]
 
 
-def names(given):
-    return [item.name if isinstance(item, Variable) else item for item in given]
+def names(what, given):
+    """Returns the names of variables, which may be given by name."""
+    made = [item.name if isinstance(item, Variable) else item for item in given]
+    for item in made:
+        if not isinstance(item, str):
+            raise TypeError(f"{what}: expected variables or names, got {item!r}")
+    return made
 
 
 def variables(program, pairs):

@@ -314,7 +314,7 @@ def _job(fleet):
 
 def _same(one, other):
     if isinstance(one, list):
-        return len(one) == len(other) and all(a is b or a == b for a, b in zip(one, other))
+        return len(one) == len(other) and all(a is b for a, b in zip(one, other))
     return one == other
 
 

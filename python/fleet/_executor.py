@@ -4,7 +4,7 @@ import contextlib
 import warnings
 
 from fleet import _fleet
-from fleet._framework import Program, Variable, default_main_program
+from fleet._framework import Program, Variable, _set, _state, default_main_program
 
 
 class CPUPlace:
@@ -139,12 +139,12 @@ started_loaders = []
 #: Converts each fetched array; None for no conversion (`fleet.compat`).
 convert_fetched = None
 
-_scopes = [Scope()]
+_process_scope = Scope()
 
 
 def global_scope():
     """Returns the scope that executors use."""
-    return _scopes[-1]
+    return _process_scope if _state.scope is None else _state.scope
 
 
 @contextlib.contextmanager
@@ -152,11 +152,8 @@ def scope_guard(scope):
     """Makes this the global scope in the block."""
     if not isinstance(scope, Scope):
         raise TypeError(f"scope: expected a Scope, got {scope!r}")
-    _scopes.append(scope)
-    try:
+    with _set(scope=scope):
         yield
-    finally:
-        _scopes.pop()
 
 
 class Executor:
@@ -168,8 +165,17 @@ class Executor:
     def __init__(self, place=None, threads=0):
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
             raise ValueError(f"threads: expected 0 or more, got {threads!r}")
+        if not isinstance(place, (CPUPlace, CUDAPlace, type(None))):
+            raise TypeError(
+                f"place: expected CPUPlace() or CUDAPlace(0), got {place!r}\n  "
+                "help: fleet.set_device returns the place of a name"
+            )
         self.place = place or CPUPlace()
+        self._threads = threads
         self._cell = _fleet.ExecutorCell(threads)
+
+    def __repr__(self):
+        return f"Executor({self.place!r}, threads={self._threads})"
 
     def run(
         self,

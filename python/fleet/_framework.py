@@ -1,12 +1,16 @@
 """Programs, variables, and the guards around the calls that write programs.
 
 Default programs, name scopes and device labels are globals, as in the documents. They live here:
-every call passes them to Rust, where programs are values.
+every call passes them to Rust, where programs are values. Guards affect their own thread only.
 """
 
 import contextlib
+import operator
+import re
 import sys
+import threading
 import warnings
+import weakref
 
 from fleet import _fleet
 
@@ -14,15 +18,20 @@ from fleet import _fleet
 class Program:
     """A network: ops over variables. ``print(program)`` shows it as text."""
 
-    __slots__ = ("_cell", "__weakref__")
+    __slots__ = ("_cell", "_variables", "__weakref__")
 
     def __init__(self):
-        self._cell = _fleet.ProgramCell()
+        self._hold(_fleet.ProgramCell())
+
+    def _hold(self, cell):
+        self._cell = cell
+        #: The objects for variables, by id: one for each.
+        self._variables = weakref.WeakValueDictionary()
 
     @classmethod
     def _of(cls, cell):
         program = cls.__new__(cls)
-        program._cell = cell
+        program._hold(cell)
         return program
 
     def _begin(self, executor, scope):
@@ -45,6 +54,11 @@ class Program:
         """Returns a copy; for a test, only the forward part, with dropout off and batch norm on
         moving averages."""
         return Program._of(self._cell.copy(for_test))
+
+    def __deepcopy__(self, memo):
+        return self.clone()
+
+    __copy__ = clone
 
     @property
     def random_seed(self):
@@ -74,6 +88,11 @@ class Program:
     def all_parameters(self):
         """Returns the parameters."""
         return [Variable(self, id) for id in self._cell.parameters()]
+
+    @property
+    def ops(self):
+        """The ops, in order."""
+        return [Operator(*op) for op in self._cell.ops()]
 
     @property
     def op_names(self):
@@ -121,14 +140,37 @@ class Program:
         return [name for name in kept if (name in parameters) == (mode == "param")]
 
 
+class Operator:
+    """An op of a program, as it was when it was listed."""
+
+    __slots__ = ("type", "input_arg_names", "output_arg_names")
+
+    def __init__(self, type, input_arg_names, output_arg_names):
+        self.type = type
+        self.input_arg_names = input_arg_names
+        self.output_arg_names = output_arg_names
+
+    def __repr__(self):
+        inputs, outputs = ", ".join(self.input_arg_names), ", ".join(self.output_arg_names)
+        return f"Operator({outputs} = {self.type}({inputs}))"
+
+
 class Variable:
-    """A variable of a program."""
+    """A variable of a program. ``==`` is an op, as ``<`` is: compare the objects with ``is``."""
 
-    __slots__ = ("program", "_id")
+    __slots__ = ("program", "_id", "__weakref__")
 
-    def __init__(self, program, id):
-        self.program = program
-        self._id = id
+    #: Operators of NumPy leave the work to those here.
+    __array_ufunc__ = None
+
+    def __new__(cls, program, id):
+        known = program._variables.get(id) if cls is Variable else None
+        if known is None:
+            known = super().__new__(cls)
+            known.program, known._id = program, id
+            if cls is Variable:
+                program._variables[id] = known
+        return known
 
     @property
     def _cell(self):
@@ -190,18 +232,29 @@ class Variable:
         return f"Variable({self.name}: {self.dtype}{list(self.shape)})"
 
     def __eq__(self, other):
-        if not isinstance(other, Variable):
-            return NotImplemented
-        return self._cell is other._cell and self._id == other._id
+        return self._op("equal", x=self, y=other) if _compares(other) else NotImplemented
 
-    def __hash__(self):
-        return hash((id(self._cell), self._id))
+    def __ne__(self, other):
+        return self._op("not_equal", x=self, y=other) if _compares(other) else NotImplemented
 
-    def __bool__(self):
-        raise TypeError(
+    __hash__ = object.__hash__
+
+    def _no_value(self):
+        return (
             f"{self!r} has no value while the program is written\n  "
             "help: fetch it: exe.run(fetch_list=[..])"
         )
+
+    def __bool__(self):
+        raise TypeError(f"{self._no_value()}, or compare two Variable objects with `is`")
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError(self._no_value())
+
+    def __float__(self):
+        raise TypeError(self._no_value())
+
+    __int__ = __index__ = __float__
 
     def astype(self, dtype):
         """Returns the elements as another type."""
@@ -240,11 +293,20 @@ class Variable:
     def __pow__(self, other):
         return self._op("pow", x=self, y=other)
 
+    def __rpow__(self, other):
+        return self._op("pow", x=other, y=self)
+
     def __mod__(self, other):
         return self._op("remainder", x=self, y=other)
 
+    def __rmod__(self, other):
+        return self._op("remainder", x=other, y=self)
+
     def __floordiv__(self, other):
         return self._op("floor_divide", x=self, y=other)
+
+    def __rfloordiv__(self, other):
+        return self._op("floor_divide", x=other, y=self)
 
     def __matmul__(self, other):
         return self._op(
@@ -267,42 +329,84 @@ class Variable:
         raise TypeError(f"{self!r} cannot be iterated\n  help: use unstack or split")
 
     def __getitem__(self, items):
-        """Integers and slices, one for each of the first dimensions."""
-        items = items if isinstance(items, tuple) else (items,)
-        if len(items) > self.ndim:
-            raise IndexError(f"{len(items)} indices for {self!r}")
-        axes, starts, ends, strides, dropped = [], [], [], [], []
-        for axis, item in enumerate(items):
+        """Integers and slices, one for each of the first dimensions, ``...`` and ``None``."""
+        items = list(items) if isinstance(items, tuple) else [items]
+        axes, starts, ends, strides, dropped, added = [], [], [], [], [], []
+        axis = made = 0
+        for item in _spread(self, items):
+            if item is None:
+                added.append(made)
+                made += 1
+                continue
             if isinstance(item, slice):
-                if item == slice(None):
-                    continue
-                start, end = item.start, item.stop
-                stride = 1 if item.step is None else item.step
-                start = 0 if start is None else start
-                end = _END if end is None else end
-                if stride <= 0:
-                    raise IndexError(f"the step of a slice must be above 0, got {stride}")
-            elif isinstance(item, int):
-                start, stride = item, 1
-                end = _END if item == -1 else item + 1
-                dropped.append(axis)
+                bounds = _bounds(item)
+                made += 1
             else:
-                raise TypeError(f"an index must be an integer or a slice, got {item!r}")
-            axes.append(axis)
-            starts.append(start)
-            ends.append(end)
-            strides.append(stride)
-        if not axes:
-            return self
-        if all(stride == 1 for stride in strides):
-            part = self._op("slice", x=self, axes=axes, starts=starts, ends=ends)
-        else:
-            part = self._op(
-                "strided_slice", x=self, axes=axes, starts=starts, ends=ends, strides=strides
-            )
-        # A tensor of one number has one dimension.
-        dropped = dropped[1:] if len(dropped) == self.ndim else dropped
-        return part._op("squeeze", x=part, axis=dropped) if dropped else part
+                at = _position(self, axis, item)
+                bounds = (at, _END if at == -1 else at + 1, 1)
+                dropped.append(axis)
+            if bounds != (0, _END, 1):
+                axes.append(axis)
+                starts.append(bounds[0])
+                ends.append(bounds[1])
+                strides.append(bounds[2])
+            axis += 1
+        # A tensor of one number has one dimension: it is the new one, if there is one.
+        added = added[1:] if len(dropped) == self.ndim else added
+        return self._op(
+            "part", x=self, axes=axes, starts=starts, ends=ends, strides=strides, dropped=dropped,
+            added=added,
+        )
+
+
+def _compares(other):
+    """Whether ``==`` with this object is an op. Arrays are arguments of the op, which rejects
+    them."""
+    return isinstance(other, (Variable, int, float)) or hasattr(other, "__array__")
+
+
+def _spread(var, items):
+    """Replaces the ellipsis, if there is one, by slices of whole dimensions."""
+    ellipses = [n for n, item in enumerate(items) if item is Ellipsis]
+    count = sum(item is not None for item in items) - len(ellipses)
+    if len(ellipses) > 1:
+        raise IndexError("an index has one ellipsis (...) at most")
+    if count > var.ndim:
+        raise IndexError(f"{count} indices for {var!r}")
+    for n in ellipses:
+        items[n : n + 1] = [slice(None)] * (var.ndim - count)
+    return items
+
+
+def _bounds(item):
+    """Returns start, end and step of a slice."""
+    start = 0 if item.start is None else _index(item.start)
+    end = _END if item.stop is None else _index(item.stop)
+    step = 1 if item.step is None else _index(item.step)
+    if step <= 0:
+        raise IndexError(f"the step of a slice must be above 0, got {step}")
+    return start, end, step
+
+
+def _position(var, axis, item):
+    """Checks an index into a dimension."""
+    at, size = _index(item), var.shape[axis]
+    if size >= 0 and not -size <= at < size:
+        raise IndexError(f"index {at} is out of range for dimension {axis} of {var!r}")
+    return at
+
+
+def _index(item):
+    # A boolean is an integer, but NumPy takes it as a mask. `__index__` of an array is one too.
+    if not isinstance(item, bool) and not hasattr(item, "_id"):
+        try:
+            return operator.index(item)
+        except TypeError:
+            pass
+    raise TypeError(
+        f"an index must be an integer, a slice, ... or None, got {item!r}\n  "
+        "help: use fleet.gather for rows by their numbers"
+    )
 
 
 #: The end of a slice without one.
@@ -315,13 +419,18 @@ class _Place:
     __slots__ = ("source", "names", "scope", "device", "fp16_guard")
 
 
-class _State:
+class _State(threading.local):
+    """What the guards of a thread have set. The attributes here are those of the process, with
+    which every thread starts; an assignment is one of the thread."""
+
     main = Program()
     startup = Program()
     names = _fleet.NamesCell()
-    scopes = []
+    scopes = ()
     device = None
     fp16_guard = False
+    #: The scope of `scope_guard`; None is that of the process.
+    scope = None
 
 
 _state = _State()
@@ -371,6 +480,18 @@ def _variables(program, made):
     return type(made)(_variables(program, part) for part in made)
 
 
+@contextlib.contextmanager
+def all_or_none(program, startup):
+    """Makes several calls one: if one fails, the programs are as they were."""
+    saved = [(each._cell, each._cell.copy(False)) for each in (program, startup)]
+    try:
+        yield
+    except BaseException:
+        for cell, before in saved:
+            cell.restore(before)
+        raise
+
+
 def default_main_program():
     """Returns the program to which layers add ops."""
     return _state.main
@@ -382,19 +503,25 @@ def default_startup_program():
 
 
 @contextlib.contextmanager
+def _set(**values):
+    """Sets attributes of the thread's state in the block."""
+    before = {name: getattr(_state, name) for name in values}
+    vars(_state).update(values)
+    try:
+        yield
+    finally:
+        vars(_state).update(before)
+
+
+@contextlib.contextmanager
 def program_guard(main_program, startup_program=None):
     """Makes these the default programs in the block."""
     if not isinstance(main_program, Program):
         raise TypeError(f"main_program: expected a Program, got {main_program!r}")
     if startup_program is not None and not isinstance(startup_program, Program):
         raise TypeError(f"startup_program: expected a Program, got {startup_program!r}")
-    before = _state.main, _state.startup
-    _state.main = main_program
-    _state.startup = startup_program or _state.startup
-    try:
+    with _set(main=main_program, startup=startup_program or _state.startup):
         yield
-    finally:
-        _state.main, _state.startup = before
 
 
 @contextlib.contextmanager
@@ -402,31 +529,26 @@ def name_scope(prefix):
     """Prefixes the automatic names of layers in the block."""
     if not isinstance(prefix, str) or not prefix:
         raise TypeError(f"prefix: expected a name, got {prefix!r}")
-    _state.scopes.append(prefix)
-    try:
+    with _set(scopes=(*_state.scopes, prefix)):
         yield
-    finally:
-        _state.scopes.pop()
 
 
 @contextlib.contextmanager
 def device_guard(device=None):
     """Labels the ops of the block with a device: "cpu", "gpu", "gpu:0", "gpu:all"."""
-    before, _state.device = _state.device, device
-    try:
+    if device is not None and not isinstance(device, str):
+        raise TypeError(f"device: expected a device such as 'cpu' or None, got {device!r}")
+    if device is not None and not re.fullmatch("cpu|gpu(:(all|[0-9]{1,4}))?", device):
+        raise ValueError(f"device: expected 'cpu', 'gpu', 'gpu:N' or 'gpu:all', got {device!r}")
+    with _set(device=device):
         yield
-    finally:
-        _state.device = before
 
 
 @contextlib.contextmanager
 def fp16_guard():
     """Marks the ops of the block for 16-bit computation under ``use_fp16_guard``."""
-    before, _state.fp16_guard = _state.fp16_guard, True
-    try:
+    with _set(fp16_guard=True):
         yield
-    finally:
-        _state.fp16_guard = before
 
 
 def seed(value):

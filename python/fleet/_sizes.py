@@ -1,5 +1,7 @@
 """Shapes at run time, and tensors with the batch size of another one."""
 
+import operator
+
 from fleet._framework import Variable, call
 
 
@@ -10,8 +12,9 @@ class _Shape(Variable):
 
     def __getitem__(self, items):
         part = super().__getitem__(items)
-        if not isinstance(items, int):
+        if not hasattr(items, "__index__"):
             return part
+        items = operator.index(items)
         size = _Size(part.program, part._id)
         size._of, size._axis = self._of, items % self.shape[0]
         return size

@@ -1,5 +1,6 @@
 //! Arguments of a layer, as Python passes them: by name, all of them present.
 
+use crate::arrays::long_name;
 use crate::error::exception;
 use crate::program::ProgramCell;
 use fleet::nn::layers::{DataFormat, Entry, Padding, Pair};
@@ -8,7 +9,7 @@ use fleet::{DType, Shape, ir};
 use fleet_base::EntityRef;
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt};
 
 /// The arguments of one call.
 pub struct Args<'n, 'py> {
@@ -64,7 +65,30 @@ impl<'n, 'py> Args<'n, 'py> {
     }
 
     pub fn float(&self, name: &str) -> PyResult<f64> {
-        self.of(name, "a number")
+        number(&format!("{}(): {name}", self.layer), &self.get(name)?)
+    }
+
+    /// A number that becomes an element of this type. Fractions of integers are cut.
+    pub fn element(&self, name: &str, dtype: DType) -> PyResult<f64> {
+        let value = self.float(name)?;
+        match fits(value.trunc(), dtype) {
+            true => Ok(value),
+            false => {
+                Err(self.invalid(name, &format!("a number that {} has", long_name(dtype)), None))
+            }
+        }
+    }
+
+    /// The error for a number without the meaning that it would have.
+    fn invalid(&self, name: &str, expected: &str, help: Option<&str>) -> PyErr {
+        let text = match self.get(name) {
+            Ok(got) => unfit(&format!("{}(): {name}", self.layer), expected, &got),
+            Err(error) => return error,
+        };
+        PyValueError::new_err(match help {
+            Some(help) => format!("{text}\n  help: {help}"),
+            None => text,
+        })
     }
 
     pub fn bool(&self, name: &str) -> PyResult<bool> {
@@ -213,9 +237,26 @@ impl<'n, 'py> Args<'n, 'py> {
             return Ok(Operand::Var(self.as_var(name, &value)?));
         }
         match value.extract::<f64>() {
-            Ok(number) => Ok(Operand::Number(number)),
-            Err(_) => Err(self.wrong(name, "a Variable or a number", &value)),
+            Err(_) if !value.is_instance_of::<PyInt>() => {
+                Err(self.wrong(name, "a Variable or a number", &value))
+            }
+            _ => Ok(Operand::Number(self.float(name)?)),
         }
+    }
+
+    /// Like `operand`, for an op that converts a number to the type of the variable `with`.
+    pub fn same_type(&self, name: &str, with: Var<'n>) -> PyResult<Operand<'n>> {
+        let operand = self.operand(name)?;
+        let dtype = with.dtype();
+        if let Operand::Number(number) = operand
+            && !dtype.is_float()
+            && (number.fract() != 0.0 || !fits(number, dtype))
+        {
+            let expected = format!("a number of the variable's type {}", long_name(dtype));
+            let help = "use another type: astype('float32')";
+            return Err(self.invalid(name, &expected, Some(help)));
+        }
+        Ok(operand)
     }
 
     // Attributes of parameters
@@ -270,6 +311,43 @@ impl<'n, 'py> Args<'n, 'py> {
 /// Returns the `TypeError` for a value.
 pub fn wrong(what: &str, expected: &str, got: &Bound<'_, PyAny>) -> PyErr {
     PyTypeError::new_err(format!("{what}: expected {expected}, got {}", shown(got)))
+}
+
+/// Returns the text of a `ValueError` for a value.
+fn unfit(what: &str, expected: &str, got: &Bound<'_, PyAny>) -> String {
+    format!("{what}: expected {expected}, got {}", shown(got))
+}
+
+/// Reads a number. Attributes of ops are floats of 64 bits, so integers must be exact in them.
+pub fn number(what: &str, value: &Bound<'_, PyAny>) -> PyResult<f64> {
+    if let Ok(float) = value.cast::<PyFloat>() {
+        return Ok(float.value());
+    }
+    let number = value.extract::<f64>();
+    let exact = match (&number, value.call_method0("__index__")) {
+        (Ok(number), Ok(integer)) => integer.eq(number)?,
+        (_, given) => given.is_err(),
+    };
+    if exact {
+        return number.map_err(|_| wrong(what, "a number", value));
+    }
+    let text = unfit(what, "an integer that is exact as a 64-bit float", value);
+    Err(PyValueError::new_err(format!("{text}\n  help: integers up to 2**53 are")))
+}
+
+/// Returns whether an element type has this whole number, or any number if it is a float.
+fn fits(number: f64, dtype: DType) -> bool {
+    let bits = match dtype {
+        DType::Bool => return number == 0.0 || number == 1.0,
+        DType::U8 => return (0.0..=255.0).contains(&number),
+        DType::I8 => 7,
+        DType::I16 => 15,
+        DType::I32 => 31,
+        DType::I64 => 63,
+        _ => return true,
+    };
+    let limit = 2f64.powi(bits);
+    (-limit..limit).contains(&number)
 }
 
 /// Returns a value as errors show it: its start, and its type.

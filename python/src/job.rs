@@ -165,7 +165,7 @@ impl FleetCell {
         let optimizer = optimizer.half_async(half_async);
         let (mut held, mut start) = (main.get().lock()?, startup.get().lock()?);
         let loss = id_in(&held.program, loss)?;
-        let mut names = place.names.get().lock()?;
+        let mut names = place.names.get().lock(main.py())?;
         let mut programs = Programs {
             main: ir::Program::clone(&held.program),
             startup: ir::Program::clone(&start.program),

@@ -4,9 +4,9 @@
 
 use crate::args::Args;
 use crate::program::{Place, ProgramCell, index, with_net};
-use fleet::ir;
 use fleet::nn::layers::*;
 use fleet::nn::{Auc, AucVars, CrossEntropy, Curve, Elementwise, OpCall, Operand, Var, models};
+use fleet::{DType, ir};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -130,21 +130,27 @@ layers! {
             Some(name) => name,
             None => unique(a, "_generated_var")?,
         };
-        a.net.create_global_var(&name, a.dims("shape")?, a.float("value")?, a.dtype("dtype")?)
+        let dtype = a.dtype("dtype")?;
+        a.net.create_global_var(&name, a.dims("shape")?, a.element("value", dtype)?, dtype)
     };
     "full(shape, fill_value, dtype='float32', name=None)" => |a| {
         let call = a.op("fill_constant")?.attr("shape", a.shape("shape")?);
-        call.attr("dtype", a.dtype("dtype")?).attr("value", a.float("fill_value")?).one("Out")
+        let dtype = a.dtype("dtype")?;
+        call.attr("dtype", dtype).attr("value", a.element("fill_value", dtype)?).one("Out")
     };
     "full_like(x, fill_value, name=None)" => |a| {
-        let call = a.op("fill_any_like")?.input("X", a.var("x")?);
-        call.attr("value", a.float("fill_value")?).one("Out")
+        let x = a.var("x")?;
+        let call = a.op("fill_any_like")?.input("X", x);
+        call.attr("value", a.element("fill_value", x.dtype())?).one("Out")
     };
     "full_batch(x, shape, dtype, value)" => |a| {
-        a.var("x")?.full_batch(a.shape("shape")?, a.float("value")?, a.dtype("dtype")?)
+        let dtype = a.dtype("dtype")?;
+        a.var("x")?.full_batch(a.shape("shape")?, a.element("value", dtype)?, dtype)
     };
     "arange(start, end, step=1, dtype='int64')" => |a| {
-        a.net.range(a.float("start")?, a.float("end")?, a.float("step")?, a.dtype("dtype")?)
+        let dtype = a.dtype("dtype")?;
+        let number = |name| a.element(name, dtype);
+        a.net.range(number("start")?, number("end")?, number("step")?, dtype)
     };
 
     // Layers
@@ -390,17 +396,17 @@ layers! {
     "elementwise_div(x, y, axis=-1, activation=None, name=None)" => |a| {
         a.var("x")?.elementwise_div(a.var("y")?, elementwise(a)?)
     };
-    "maximum(x, y)" => |a| a.var("x")?.maximum(a.operand("y")?);
-    "minimum(x, y)" => |a| a.var("x")?.minimum(a.operand("y")?);
-    "pow(x, y)" => |a| a.var("x")?.pow(a.operand("y")?);
-    "remainder(x, y)" => |a| a.var("x")?.modulo(a.operand("y")?);
-    "floor_divide(x, y)" => |a| a.var("x")?.floor_divide(a.operand("y")?);
-    "equal(x, y)" => |a| a.var("x")?.equal(a.operand("y")?);
-    "not_equal(x, y)" => |a| a.var("x")?.not_equal(a.operand("y")?);
-    "less_than(x, y)" => |a| a.var("x")?.less_than(a.operand("y")?);
-    "less_equal(x, y)" => |a| a.var("x")?.less_equal(a.operand("y")?);
-    "greater_than(x, y)" => |a| a.var("x")?.greater_than(a.operand("y")?);
-    "greater_equal(x, y)" => |a| a.var("x")?.greater_equal(a.operand("y")?);
+    "maximum(x, y)" => |a| with_number(a, Var::maximum)?;
+    "minimum(x, y)" => |a| with_number(a, Var::minimum)?;
+    "pow(x, y)" => |a| with_number(a, Var::pow)?;
+    "remainder(x, y)" => |a| with_number(a, Var::modulo)?;
+    "floor_divide(x, y)" => |a| with_number(a, Var::floor_divide)?;
+    "equal(x, y)" => |a| with_number(a, Var::equal)?;
+    "not_equal(x, y)" => |a| with_number(a, Var::not_equal)?;
+    "less_than(x, y)" => |a| with_number(a, Var::less_than)?;
+    "less_equal(x, y)" => |a| with_number(a, Var::less_equal)?;
+    "greater_than(x, y)" => |a| with_number(a, Var::greater_than)?;
+    "greater_equal(x, y)" => |a| with_number(a, Var::greater_equal)?;
     "logical_and(x, y)" => |a| a.var("x")?.logical_and(a.var("y")?);
     "logical_or(x, y)" => |a| a.var("x")?.logical_or(a.var("y")?);
     "logical_not(x)" => |a| a.var("x")?.logical_not();
@@ -446,6 +452,7 @@ layers! {
     };
     "split(x, num_or_sections, axis=0)" => |a| split(a)?;
     "unstack(x, axis=0)" => |a| unstack(a)?;
+    "part(x, axes, starts, ends, strides, dropped, added)" => |a| part(a)?;
     "slice(x, axes, starts, ends)" => |a| {
         a.var("x")?.slice(a.ints("axes")?, a.ints("starts")?, a.ints("ends")?)
     };
@@ -502,6 +509,47 @@ fn reduced<'n>(a: &Args<'n, '_>, op: &'static str) -> PyResult<Var<'n>> {
     })
 }
 
+/// An op of two variables, or of a variable and a number of its type.
+fn with_number<'n>(a: &Args<'n, '_>, op: fn(Var<'n>, Operand<'n>) -> Var<'n>) -> PyResult<Var<'n>> {
+    match a.operand("x")? {
+        Operand::Var(x) => Ok(op(x, a.same_type("y", x)?)),
+        Operand::Number(x) => {
+            let y = a.var("y")?;
+            a.same_type("x", y)?;
+            Ok(op(filled(a, x, y.dtype()), Operand::Var(y)))
+        }
+    }
+}
+
+/// Returns a number as a variable of one element.
+fn filled<'n>(a: &Args<'n, '_>, number: f64, dtype: DType) -> Var<'n> {
+    let call = a.net.op("fill_constant").attr("shape", vec![1i64]).attr("dtype", dtype);
+    call.attr("value", number).one("Out")
+}
+
+/// Part of a variable: slices along `axes`, without the axes `dropped`, and then with new axes of
+/// size 1 at `added`.
+fn part<'n>(a: &Args<'n, '_>) -> PyResult<Var<'n>> {
+    let (x, strides, added) = (a.var("x")?, a.ints("strides")?, a.ints("added")?);
+    let axes = a.ints("axes")?;
+    let mut made = x;
+    if !axes.is_empty() {
+        let strided = strides.iter().any(|stride| *stride != 1);
+        let call = a.net.op(if strided { "strided_slice" } else { "slice" }).input("Input", x);
+        let call = call.attr("axes", axes).attr("starts", a.ints("starts")?);
+        let mut call = call.attr("ends", a.ints("ends")?);
+        if strided {
+            call = call.attr("strides", strides);
+        }
+        let dropped = a.ints("dropped")?;
+        if !dropped.is_empty() {
+            call = call.attr("decrease_axis", dropped);
+        }
+        made = call.one("Out");
+    }
+    Ok(if added.is_empty() { made } else { made.unsqueeze(added) })
+}
+
 /// The operators of Python, between variables and numbers.
 fn operator<'n>(
     a: &Args<'n, '_>,
@@ -511,10 +559,32 @@ fn operator<'n>(
 ) -> PyResult<Var<'n>> {
     match (a.operand("x")?, a.operand("y")?) {
         (Operand::Var(x), Operand::Var(y)) => Ok(vars(x, y)),
-        (Operand::Var(x), Operand::Number(y)) => Ok(right(x, y)),
-        (Operand::Number(x), Operand::Var(y)) => Ok(left(x, y)),
+        (Operand::Var(x), Operand::Number(y)) => match constant(a, "y", y, x)? {
+            Some(y) => Ok(vars(x, y)),
+            None => Ok(right(x, y)),
+        },
+        (Operand::Number(x), Operand::Var(y)) => match constant(a, "x", x, y)? {
+            Some(x) => Ok(vars(x, y)),
+            None => Ok(left(x, y)),
+        },
         _ => Err(PyTypeError::new_err("an operator needs a Variable")),
     }
+}
+
+/// Returns a large integer as a variable of the type of the integers `with`: the op `scale`
+/// computes them as 64-bit floats.
+fn constant<'n>(
+    a: &Args<'n, '_>,
+    name: &str,
+    number: f64,
+    with: Var<'n>,
+) -> PyResult<Option<Var<'n>>> {
+    let dtype = with.dtype();
+    if dtype.is_float() || number.fract() != 0.0 || number.abs() < 2f64.powi(31) {
+        return Ok(None);
+    }
+    a.same_type(name, with)?;
+    Ok(Some(filled(a, number, dtype)))
 }
 
 fn elementwise(a: &Args<'_, '_>) -> PyResult<Elementwise> {

@@ -54,7 +54,7 @@ mod _fleet {
     #[pymodule_export]
     use crate::onnx::{export_onnx, export_onnx_model};
     #[pymodule_export]
-    use crate::optimizer::{apply_gradients, backward, gradients, minimize};
+    use crate::optimizer::{apply_gradients, backward, check_optimizer, gradients, minimize};
     #[pymodule_export]
     use crate::program::{NamesCell, ProgramCell};
     #[pymodule_export]

@@ -28,7 +28,11 @@ impl<'py> Settings<'py> {
     fn float(&self, name: &str) -> PyResult<f64> {
         let value = self.0.get_item(name)?;
         let value = value.ok_or_else(|| PyValueError::new_err(format!("{name} is missing")))?;
-        value.extract().map_err(|_| wrong(name, "a number", &value))
+        let number: f64 = value.extract().map_err(|_| wrong(name, "a number", &value))?;
+        match number.is_nan() {
+            true => Err(PyValueError::new_err(format!("{name}: expected a number, got nan"))),
+            false => Ok(number),
+        }
     }
 
     fn some(&self, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -58,6 +62,16 @@ pub fn optimizer(given: &Bound<'_, PyAny>) -> PyResult<OptimizerDesc> {
     }
     desc.settings.no_grad = settings.names("no_grad")?;
     Ok(desc)
+}
+
+/// Fails if the settings of an optimizer have a wrong type, or a learning rate that cannot be.
+#[pyfunction]
+pub fn check_optimizer(given: &Bound<'_, PyAny>) -> PyResult<()> {
+    match optimizer(given)?.settings.learning_rate {
+        // The check of a schedule may call a function of Python. `minimize` makes it.
+        LearningRate::Schedule(_) => Ok(()),
+        rate => rate.check().or_raise(),
+    }
 }
 
 fn rule(s: &Settings<'_>) -> PyResult<OptimizerDesc> {

@@ -12,6 +12,8 @@ use fleet::ops::Registry;
 use fleet_base::EntityRef;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A program, with what belongs to it and is not part of its text.
@@ -81,6 +83,9 @@ pub fn index(id: ir::VarId) -> u32 {
 /// trains; then the levels of nesting of ragged rows.
 type VarFacts = (String, Vec<i64>, &'static str, bool, bool, bool, bool, u8);
 
+/// Facts about an op: its name, and the names of its inputs and outputs.
+type OpFacts = (&'static str, Vec<String>, Vec<String>);
+
 #[pymethods]
 impl ProgramCell {
     #[new]
@@ -140,6 +145,17 @@ impl ProgramCell {
         Ok(self.program()?.root_ops().map(|(_, op)| op.name()).collect())
     }
 
+    /// Returns the ops of the root block: names, and the names of inputs and outputs.
+    fn ops(&self) -> PyResult<Vec<OpFacts>> {
+        let program = self.program()?;
+        let names = |ids: &mut dyn Iterator<Item = ir::VarId>| -> Vec<String> {
+            ids.map(|id| program.var_name(id).to_string()).collect()
+        };
+        let row =
+            |op: &ir::Op| (op.name(), names(&mut op.all_inputs()), names(&mut op.all_outputs()));
+        Ok(program.root_ops().map(|(_, op)| row(op)).collect())
+    }
+
     fn set_stop_gradient(&self, id: u32, value: bool) -> PyResult<()> {
         self.change(|program| {
             let id = id_in(program, id)?;
@@ -162,6 +178,17 @@ impl ProgramCell {
             program.set_seed(seed);
             Ok(())
         })
+    }
+
+    /// Makes this program the one that `saved` has, a copy from before.
+    fn restore(&self, saved: &ProgramCell) -> PyResult<()> {
+        let (program, host_rates) = {
+            let saved = saved.lock()?;
+            (Arc::clone(&saved.program), saved.host_rates.clone())
+        };
+        let mut held = self.lock()?;
+        (held.program, held.host_rates) = (program, host_rates);
+        Ok(())
     }
 
     /// Returns a copy: of the whole program, or of its forward part for evaluation.
@@ -192,9 +219,9 @@ impl NamesCell {
     }
 
     /// Returns the next name: `key_0`, `key_1`, ..
-    fn generate(&self, key: &str) -> PyResult<String> {
+    fn generate(&self, py: Python<'_>, key: &str) -> PyResult<String> {
         let mut counting = ir::Program::new();
-        let mut counters = self.lock()?;
+        let mut counters = self.lock(py)?;
         counting.swap_name_counters(&mut counters);
         let name = counting.unique_name(key);
         counting.swap_name_counters(&mut counters);
@@ -202,13 +229,51 @@ impl NamesCell {
     }
 }
 
+thread_local! {
+    /// Whether a call of this thread holds counters of names.
+    static COUNTS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Locked counters of names.
+pub struct Names<'a>(MutexGuard<'a, ir::NameCounters>);
+
+impl Deref for Names<'_> {
+    type Target = ir::NameCounters;
+
+    fn deref(&self) -> &ir::NameCounters {
+        &self.0
+    }
+}
+
+impl DerefMut for Names<'_> {
+    fn deref_mut(&mut self) -> &mut ir::NameCounters {
+        &mut self.0
+    }
+}
+
+impl Drop for Names<'_> {
+    fn drop(&mut self) {
+        COUNTS.set(false);
+    }
+}
+
 impl NamesCell {
-    pub fn lock(&self) -> PyResult<MutexGuard<'_, ir::NameCounters>> {
-        self.counters.try_lock().map_err(|_| {
-            PyRuntimeError::new_err(
-                "another call uses the counters of names\n  help: build programs in one thread",
-            )
-        })
+    /// Locks the counters. Threads share them, so a call waits for those of other threads. A call
+    /// that an argument of another call makes does not wait for its own thread.
+    pub fn lock(&self, py: Python<'_>) -> PyResult<Names<'_>> {
+        loop {
+            if let Ok(counters) = self.counters.try_lock() {
+                COUNTS.set(true);
+                return Ok(Names(counters));
+            }
+            if COUNTS.get() || self.counters.is_poisoned() {
+                return Err(PyRuntimeError::new_err(
+                    "another call uses the counters of names\n  \
+                     help: write no layer in the arguments of another one",
+                ));
+            }
+            py.detach(|| drop(self.counters.lock()));
+        }
     }
 }
 
@@ -238,7 +303,7 @@ pub fn with_net<T>(
         ));
     }
     let (mut main, mut startup) = (main.lock()?, startup.lock()?);
-    let mut names = place.names.get().lock()?;
+    let mut names = Python::attach(|py| place.names.get().lock(py))?;
     let taken = |held: &mut Held| Arc::unwrap_or_clone(std::mem::take(&mut held.program));
     let host_rates = std::mem::take(&mut main.host_rates);
     let rate_count = host_rates.len();

@@ -126,7 +126,7 @@ pub fn transpile(
     };
     let call = Transpile { trainer_id, pservers, trainers, sync_mode, current_endpoint };
     let (mut held, mut start) = (main.get().lock()?, startup.get().lock()?);
-    let mut names = place.names.get().lock()?;
+    let mut names = place.names.get().lock(main.py())?;
     let mut programs = Programs {
         main: ir::Program::clone(&held.program),
         startup: ir::Program::clone(&start.program),

@@ -118,6 +118,50 @@ def test_layers(seed):
     assert made > 300
 
 
+def constants(x, value):
+    """Calls that make a constant of the type of `x`, and what they make of ones."""
+    return [
+        (lambda: fleet.full([1], value, x.dtype), lambda: value),
+        (lambda: fleet.full_like(x, value), lambda: value),
+        (lambda: fluid.layers.fill_constant([1], x.dtype, value), lambda: value),
+        (lambda: fleet.maximum(x, value), lambda: max(1, value)),
+        (lambda: x + value, lambda: 1 + value),
+        (lambda: value - x, lambda: value - 1),
+        (lambda: x * value, lambda: value),
+        (lambda: x < value, lambda: 1 < value),
+        (lambda: value <= x, lambda: value <= 1),
+        (lambda: x == value, lambda: value == 1),
+        (lambda: x != value, lambda: value != 1),
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_constants_of_integers_are_exact_or_refused(exe, dtype):
+    x = static.data("x", [1], dtype)
+    bits = int(dtype[3:]) - 1
+    edges = [2**31 - 1, -(2**31), 2**40, 2**53, 2**53 + 1, 2**53 + 2, 2**62, 2**63 - 1, 2**63]
+    values = edges + [value for value in VALUES if isinstance(value, (int, float))]
+    done = refused = 0
+    for value in [*values, np.int64(2**53 + 1), np.float32(2.0)]:
+        for call, expected in constants(x, value):
+            try:
+                made = call()
+            except ValueError:
+                refused += 1
+                continue
+            wanted = expected()
+            (got,) = exe.run(feed={"x": np.ones(1, dtype)}, fetch_list=[made])
+            if got.dtype.kind == "i":
+                # A fraction is cut. A sum may leave the type, as in NumPy.
+                if -(2**bits) <= wanted < 2**bits:
+                    assert got.item() == int(wanted), (value, made)
+                    done += 1
+            elif got.dtype.kind == "b":
+                assert got.item() == bool(wanted), (value, made)
+                done += 1
+    assert done > 100 and refused > 50
+
+
 def test_optimizers_and_strategies():
     rng = random.Random(5)
     classes = [value for value in vars(fleet.optimizer).values() if isinstance(value, type)]

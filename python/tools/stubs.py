@@ -267,7 +267,8 @@ def _is_own(cls):
 
 DUNDERS = "__init__ __call__ __len__ __contains__ __iter__ __getitem__ __setitem__ __bool__ __array__"
 DUNDERS += " __enter__ __exit__ __next__ __getattr__ __dlpack__ __dlpack_device__"
-OPERATORS = "add radd sub rsub mul rmul truediv rtruediv pow mod floordiv matmul lt le gt ge".split()
+OPERATORS = "add radd sub rsub mul rmul truediv rtruediv pow rpow mod rmod floordiv rfloordiv "
+OPERATORS += "matmul lt le gt ge"
 
 
 def _method(cls, name, value):
@@ -281,8 +282,10 @@ def _method(cls, name, value):
         kind, value = type(value).__name__, value.__func__
     if not inspect.isfunction(value):
         return []
-    if name.strip("_") in OPERATORS:
+    if name.strip("_") in OPERATORS.split():
         return [f"def {name}(self, other: Operand) -> Variable: ..."]
+    if name in ("__eq__", "__ne__") and cls.__name__ == "Variable":
+        return [f"def {name}(self, other: object) -> Variable: ...  # type: ignore[override]"]
     if name == "__neg__":
         return ["def __neg__(self) -> Variable: ..."]
     if name == "__getitem__" and cls.__name__ == "Variable":

@@ -129,6 +129,9 @@ class _Number(np.ndarray):
     def __int__(self):
         return int(self.item())
 
+    def __repr__(self):
+        return repr(self.view(np.ndarray))
+
 
 def _fetched(array):
     return array.view(_Number) if array.size == 1 and array.ndim else array

@@ -1,7 +1,10 @@
 """Layers with the spellings of the 1.x interface: ``fleet.fluid.layers``."""
 
 from fleet._absent import absent as _absent
+from fleet._framework import all_or_none as _all_or_none
 from fleet._framework import call as _call
+from fleet._framework import default_main_program as _default_main_program
+from fleet._framework import default_startup_program as _default_startup_program
 from fleet._layers import define as _define
 from fleet._sizes import shape
 from fleet.static import accuracy
@@ -125,10 +128,11 @@ def embedding(
             f"embedding(): input: expected a last dimension of 1, got {list(input.shape)}\n  "
             "help: use fleet.static.nn.embedding, which adds a dimension"
         )
-    ids = _call("squeeze", {"x": input, "axis": [input.ndim - 1]})
-    return _embedding(  # noqa: F821
-        ids, size, is_sparse, is_distributed, padding_idx, param_attr, dtype
-    )
+    with _all_or_none(_default_main_program(), _default_startup_program()):
+        ids = _call("squeeze", {"x": input, "axis": [input.ndim - 1]})
+        return _embedding(  # noqa: F821
+            ids, size, is_sparse, is_distributed, padding_idx, param_attr, dtype
+        )
 
 
 def py_reader(

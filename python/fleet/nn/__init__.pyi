@@ -14,9 +14,10 @@ from fleet.nn.layer import Linear as Linear
 from fleet.nn.layer import ReLU as ReLU
 from fleet.nn.layer import Sequential as Sequential
 
-class ClipGradByGlobalNorm:
+class ClipGradByGlobalNorm(_Clip):
     def __init__(self, clip_norm: float, group_name: str = ...) -> None: ...
-class ClipGradByNorm:
+class ClipGradByNorm(_Clip):
     def __init__(self, clip_norm: float) -> None: ...
-class ClipGradByValue:
+class ClipGradByValue(_Clip):
     def __init__(self, max: float, min: float | None = ...) -> None: ...
+class _Clip: ...

@@ -3,9 +3,15 @@
 from fleet import _fleet
 from fleet._backward import backward as _backward
 from fleet._backward import names as _names
-from fleet._framework import Variable, default_startup_program, place
+from fleet._framework import Variable, all_or_none, default_startup_program, place
 
 from . import lr
+
+
+def _listed(parameters):
+    if isinstance(parameters, (str, Variable)) or not hasattr(parameters, "__iter__"):
+        raise TypeError(f"parameters: expected a list of variables, got {parameters!r}")
+    return list(parameters)
 
 
 class Optimizer:
@@ -15,31 +21,41 @@ class Optimizer:
 
     def __init__(self, learning_rate, parameters, weight_decay, grad_clip, **rule):
         self._learning_rate = learning_rate
-        self._parameters = None if parameters is None else list(parameters)
+        self._parameters = None if parameters is None else _listed(parameters)
         self._weight_decay = weight_decay
         self._grad_clip = grad_clip
         self._numbers = rule
+        if self._rule is not None:
+            _fleet.check_optimizer(self)
 
     def _settings(self):
         """The settings, as Rust reads them."""
         return {
             "rule": self._rule,
             "learning_rate": self._learning_rate,
-            "parameters": None if self._parameters is None else _names(self._parameters),
+            "parameters": None if self._parameters is None else _names("parameters", self._parameters),
             "weight_decay": self._weight_decay,
             "grad_clip": self._grad_clip,
             **self._numbers,
         }
 
     def __repr__(self):
-        numbers = "".join(f", {name}={value!r}" for name, value in self._numbers.items())
-        return f"{type(self).__name__}(learning_rate={self._learning_rate!r}{numbers})"
+        settings = {"learning_rate": self._learning_rate, **self._numbers}
+        for name in ("parameters", "weight_decay", "grad_clip"):
+            value = getattr(self, f"_{name}")
+            if value is not None:
+                settings[name] = _names(name, value) if name == "parameters" else value
+        shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        return f"{type(self).__name__}({shown})"
 
     def minimize(self, loss, startup_program=None, parameters=None, no_grad_set=None):
         """Appends the backward pass and the updates. Returns the names of the ops of the updates,
         and the parameters with their gradients."""
-        pairs = self.backward(loss, startup_program, parameters, no_grad_set)
-        return self._apply(pairs, loss.program, startup_program), pairs
+        if not isinstance(loss, Variable):
+            raise TypeError(f"loss: expected a Variable, got {loss!r}")
+        with all_or_none(loss.program, startup_program or default_startup_program()):
+            pairs = self.backward(loss, startup_program, parameters, no_grad_set)
+            return self._apply(pairs, loss.program, startup_program), pairs
 
     def backward(
         self, loss, startup_program=None, parameters=None, no_grad_set=None, callbacks=None

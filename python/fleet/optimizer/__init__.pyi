@@ -5,6 +5,7 @@ from typing import Any
 from fleet._types import Array, Attr, Feeds, LearningRate, Operand, Path
 from fleet._framework import Program as Program
 from fleet._framework import Variable as Variable
+from fleet._framework import all_or_none as all_or_none
 from fleet._framework import default_startup_program as default_startup_program
 from fleet._framework import place as place
 from fleet.optimizer import lr as lr

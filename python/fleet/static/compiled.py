@@ -36,6 +36,7 @@ class CompiledProgram(Program):
         if not isinstance(program_or_graph, Program):
             raise TypeError(f"program_or_graph: expected a Program, got {program_or_graph!r}")
         self._cell = program_or_graph._cell
+        self._variables = program_or_graph._variables
         _check("CompiledProgram", build_strategy, None)
 
     def with_data_parallel(

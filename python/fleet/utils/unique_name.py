@@ -1,12 +1,13 @@
 """Names of variables: ``fleet.utils.unique_name``.
 
-All programs count automatic names together, since their variables may share a scope.
+All programs count automatic names together, since their variables may share a scope. A guard
+affects its own thread.
 """
 
 import contextlib
 
 from fleet import _fleet
-from fleet._framework import _state
+from fleet._framework import _set, _state
 
 
 @contextlib.contextmanager
@@ -17,11 +18,8 @@ def guard(new_generator=None):
         raise NotImplementedError(
             "unique_name.guard does not support a prefix\n  help: use fleet.static.name_scope"
         )
-    before, _state.names = _state.names, _fleet.NamesCell()
-    try:
+    with _set(names=_fleet.NamesCell()):
         yield
-    finally:
-        _state.names = before
 
 
 def generate(key):

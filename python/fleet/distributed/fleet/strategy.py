@@ -31,6 +31,9 @@ class DistributedStrategy:
     def __setattr__(self, name, value):
         try:
             notices = self._cell.set(name, value)
+            if "fuse_all_reduce_ops" in getattr(value, "__dict__", ()):
+                # A field of `BuildStrategy` that is one of the strategy here.
+                self._cell.set("fuse_all_reduce_ops", value.fuse_all_reduce_ops)
         except ValueError as error:
             if _fleet.StrategyCell.knows(name):
                 raise
