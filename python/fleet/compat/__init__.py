@@ -21,7 +21,8 @@ import sys
 
 import numpy as np
 
-from fleet import _executor
+import fleet as _package
+from fleet import _executor, _version
 from fleet._absent import advice
 
 #: Names of modules, and the modules that they stand for. The longest name that fits applies, also
@@ -42,6 +43,10 @@ NAMES = {
     "paddle.incubate": "fleet.fluid.incubate",
     "fleetx": "fleet.compat.fleetx",
 }
+
+#: `paddle.__version__`: the version of Paddle whose interface this is. Scripts compare it as text,
+#: as a version, and as three numbers between dots, so it has no suffix.
+VERSION = "2.0.0"
 
 #: Packages without a counterpart, and the alternative.
 UNSUPPORTED = {
@@ -144,7 +149,7 @@ def path():
 
 def install():
     """Makes `import paddle`, `fleetx` and their modules resolve to this package. Fetched arrays of
-    one element are numbers from then on, as scripts expect."""
+    one element are numbers from then on, as scripts expect, and `__version__` is that of Paddle."""
     if _finder in sys.meta_path:
         return
     for name in _imported():
@@ -152,6 +157,7 @@ def install():
             f"'{name}' is imported already\n  help: call fleet.compat.install() before the import"
         )
     sys.meta_path.insert(0, _finder)
+    _package.__version__ = VERSION
     _executor.convert_fetched = _fetched
 
 
@@ -159,6 +165,7 @@ def uninstall():
     """Ends what `install` began. Modules that are imported already stay what they are."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
+        _package.__version__ = _version.__version__
         _executor.convert_fetched = None
         for name in _imported():
             del sys.modules[name]
