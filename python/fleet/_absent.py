@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import re
 import sys
 
 
@@ -117,6 +118,16 @@ _NAMES = {
         "smooth_l1": "fleet.fluid.layers.huber_loss, with delta",
         "where": "fleet.where(condition, x, y)",
     },
+    "fleet.io": {
+        "ComposeDataset": "a class of your own that derives from fleet.io.Dataset",
+        "RandomSampler": "fleet.io.BatchSampler(dataset, shuffle=True)",
+        "Sampler": "fleet.io.BatchSampler(sampler=..) takes any iterable of numbers",
+        "SequenceSampler": "fleet.io.BatchSampler(dataset)",
+        "Subset": "a class of your own that derives from fleet.io.Dataset",
+        "TensorDataset": "fleet.io.from_table, for a dict of arrays",
+        "get_worker_info": "workers of a loader are threads, which share the dataset",
+        "random_split": "fleet.io.BatchSampler(sampler=..) with the numbers of each part",
+    },
     "fleet.distributed": {
         "all_reduce": "fleet.distributed.fleet.util.all_reduce",
         "barrier": "fleet.distributed.fleet.barrier_worker",
@@ -129,6 +140,21 @@ _NAMES = {
 def advice(module, name):
     """Returns the alternative to a name that a module does not have, or None if there is none."""
     return _NAMES.get(module, {}).get(name)
+
+
+#: What scripts call this package: "paddle" after `fleet.compat.install()`.
+_root = "fleet"
+
+
+def set_root(name):
+    """Sets what scripts call this package."""
+    global _root
+    _root = name
+
+
+def spelled(text):
+    """Returns a text with the names of modules as scripts write them."""
+    return text if _root == "fleet" else re.sub(r"(?<![\w.])fleet(?=[.'])", _root, text)
 
 
 def nearest(name, module):
@@ -146,10 +172,10 @@ def absent(module, lazy=()):
     def __getattr__(name):
         if name in lazy:
             return importlib.import_module(f"{module}.{name}")
-        text = f"module '{module}' has no attribute '{name}'"
+        text = spelled(f"module '{module}' has no attribute '{name}'")
         known = advice(module, name)
         if known is not None:
-            raise Unsupported(f"{text}: it is not supported in Python\n  help: {known}")
+            raise Unsupported(f"{text}: it is not supported in Python\n  help: {spelled(known)}")
         raise AttributeError(text + nearest(name, module))
 
     return __getattr__

@@ -89,7 +89,7 @@ plsc: Entry
 
 #: Names that are not supported, with a part of the error that tells the alternative.
 UNSUPPORTED = {
-    "plsc.Entry": "fleet.static.nn.fc",
+    "plsc.Entry": "paddle.static.nn.fc",
 }
 
 
@@ -169,8 +169,8 @@ def test_every_name_in_a_listing_is_listed(installed):
 #: with the name that is meant.
 ABSENT = {
     "paddle.rand": "np.random.rand",
-    "paddle.Tensor": "fleet.static.Variable",
-    "paddle.metric.Accuracy": "fleet.metric.accuracy",
+    "paddle.Tensor": "paddle.static.Variable",
+    "paddle.metric.Accuracy": "paddle.metric.accuracy",
     "paddle.fluid.layers.Print": "exe.run(fetch_list",
     "paddle.fluid.layers.sequence_pool": "pad the rows",
     "paddle.fluid.create_lod_tensor": "lod_level=1",

@@ -23,7 +23,7 @@ import numpy as np
 
 import fleet as _package
 from fleet import _executor, _version
-from fleet._absent import advice
+from fleet._absent import advice, set_root, spelled
 
 #: Names of modules, and the modules that they stand for. The longest name that fits applies, also
 #: to the modules below it.
@@ -92,7 +92,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         except ModuleNotFoundError:
             own = None
         if own is None:
-            text = f"Fleet has no module '{meant}' for {fullname}"
+            text = f"Fleet has no module for {fullname}"
             raise _unsupported(fullname, text, "docs/python.md lists the modules")
         is_package = own.submodule_search_locations is not None
         return importlib.machinery.ModuleSpec(fullname, _Loader(own), is_package=is_package)
@@ -121,7 +121,7 @@ class _Loader(importlib.abc.InspectLoader):
 
 
 def _unsupported(name, text, advice):
-    return UnsupportedModule(f"{text}\n  help: {advice}", name=name)
+    return UnsupportedModule(spelled(f"{text}\n  help: {advice}"), name=name)
 
 
 class _Number(np.ndarray):
@@ -158,6 +158,7 @@ def install():
         )
     sys.meta_path.insert(0, _finder)
     _package.__version__ = VERSION
+    set_root("paddle")
     _executor.convert_fetched = _fetched
 
 
@@ -166,6 +167,7 @@ def uninstall():
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
         _package.__version__ = _version.__version__
+        set_root("fleet")
         _executor.convert_fetched = None
         for name in _imported():
             del sys.modules[name]
