@@ -29,7 +29,7 @@ from fleet._executor import (
 from fleet._framework import seed
 from fleet._layers import define as _define
 from fleet._trainer import Trained, Trainer
-from fleet._sizes import full, shape
+from fleet._sizes import full, ones, shape, zeros
 from fleet.reader import batch
 from fleet._version import __version__
 
@@ -133,6 +133,16 @@ def in_dynamic_mode():
     return False
 
 
+def zeros_like(x, name=None):
+    """Returns zeros, with the shape and type of ``x``."""
+    return full_like(x, 0.0, name)  # noqa: F821
+
+
+def ones_like(x, name=None):
+    """Returns ones, with the shape and type of ``x``."""
+    return full_like(x, 1.0, name)  # noqa: F821
+
+
 float16 = "float16"
 float32 = "float32"
 float64 = "float64"
@@ -145,4 +155,4 @@ uint8 = "uint8"
 
 _logging.start()
 
-__getattr__ = _absent(__name__, lazy=("compat", "dataset", "vision"))
+__getattr__ = _absent(__name__, lazy=("compat", "dataset", "device", "notebook", "vision"))

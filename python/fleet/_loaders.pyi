@@ -5,6 +5,13 @@ from typing import Any
 from fleet._types import Array, Attr, Feeds, LearningRate, Operand, Path
 from fleet._framework import Program as Program
 from fleet._prefetch import Prefetch as Prefetch
+from fleet._prefetch import in_threads as in_threads
+from fleet._prefetch import map_closed as map_closed
+from fleet._samplers import BatchSampler as BatchSampler
+from fleet._samplers import IterableDataset as IterableDataset
+from fleet._samplers import batched as batched
+from fleet._samplers import check_samples as check_samples
+from fleet._samplers import check_size as check_size
 from fleet.core import EOFException as EOFException
 
 class DataFeeder:
@@ -17,8 +24,32 @@ class DataFeeder:
         num_places: Any = ...,
         drop_last: bool = ...,
     ) -> Any: ...
-class DataLoader:
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+class DataLoader(_Loader):
+    dataset: Any
+    batch_size: Any
+    drop_last: Any
+    num_workers: Any
+    batch_sampler: Any
+    def __init__(
+        self,
+        dataset: Any,
+        feed_list: Any = ...,
+        places: Any = ...,
+        return_list: Any = ...,
+        batch_sampler: Any = ...,
+        batch_size: int | None = ...,
+        shuffle: bool = ...,
+        drop_last: bool = ...,
+        collate_fn: Any = ...,
+        num_workers: int = ...,
+        use_buffer_reader: bool = ...,
+        use_shared_memory: bool = ...,
+        timeout: int = ...,
+        worker_init_fn: Any = ...,
+        persistent_workers: bool = ...,
+        prefetch_factor: int = ...,
+    ) -> None: ...
+    def __len__(self) -> int: ...
     @staticmethod
     def from_generator(
         feed_list: Any = ...,
@@ -29,7 +60,7 @@ class DataLoader:
         use_multiprocess: bool = ...,
         drop_last: bool = ...,
     ) -> Any: ...
-class GeneratorLoader:
+class GeneratorLoader(_Loader):
     def __init__(self, feeds: Any, capacity: Any, iterable: Any, return_list: Any) -> None: ...
     def set_sample_generator(
         self,
@@ -40,7 +71,6 @@ class GeneratorLoader:
     ) -> Any: ...
     def set_sample_list_generator(self, reader: Any, places: Any = ...) -> Any: ...
     def set_batch_generator(self, reader: Any, places: Any = ...) -> Any: ...
-    def __call__(self) -> Iterator[Any]: ...
     def __iter__(self) -> Iterator[Any]: ...
     def start(self) -> None: ...
     def reset(self) -> None: ...
@@ -64,3 +94,7 @@ class PyReader(GeneratorLoader):
     def decorate_batch_generator(self, reader: Any, places: Any = ...) -> None: ...
     def decorate_paddle_reader(self, reader: Any, places: Any = ...) -> None: ...
     def decorate_tensor_provider(self, reader: Any, places: Any = ...) -> None: ...
+class _Loader:
+    def __init__(self, feeds: Any, capacity: Any, return_list: Any) -> None: ...
+    def __call__(self) -> Iterator[Any]: ...
+    def __iter__(self) -> Iterator[Any]: ...

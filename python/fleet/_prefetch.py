@@ -1,6 +1,7 @@
 """An iterator that runs in a thread, ahead of the thread that uses it."""
 
 import collections
+import itertools
 import os
 import threading
 
@@ -94,3 +95,31 @@ def _fill(make, state):
     except BaseException as raised:
         error = raised
     state.end(error)
+
+
+def map_closed(function, items):
+    """Like `map`, with a method `close`."""
+    for item in items:
+        yield function(item)
+
+
+def in_threads(function, items, threads, begin=None):
+    """Like `map_closed`, by several threads, in the order of the items. ``begin`` is called with
+    the number of each thread in it."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    numbers = itertools.count()
+    first = None if begin is None else lambda: begin(next(numbers))
+    pool = ThreadPoolExecutor(threads, "fleet-loader-worker", first)
+    pending = collections.deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) > threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for left in pending:
+            left.cancel()
+        pool.shutdown(wait=False)

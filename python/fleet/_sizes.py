@@ -51,3 +51,13 @@ def full(shape, fill_value, dtype="float32", name=None):
         )
     args = {"x": first._of, "shape": [-1, *rest], "dtype": dtype, "value": fill_value}
     return call("full_batch", args, first.program)
+
+
+def zeros(shape, dtype="float32", name=None):
+    """Returns a tensor of zeros, as `full` does."""
+    return full(shape, 0.0, dtype or "float32", name)
+
+
+def ones(shape, dtype="float32", name=None):
+    """Returns a tensor of ones, as `full` does."""
+    return full(shape, 1.0, dtype or "float32", name)

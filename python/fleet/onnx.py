@@ -3,6 +3,7 @@
 import os
 
 from fleet import _fleet
+from fleet._absent import absent as _absent
 from fleet._executor import global_scope
 from fleet._files import _model_vars
 
@@ -40,3 +41,6 @@ def export_model(model_dir, path, opset_version=17, max_table_rows=10_000_000):
     """
     options = (opset_version, max_table_rows)
     _fleet.export_onnx_model(os.fspath(model_dir), os.fspath(path), options)
+
+
+__getattr__ = _absent(__name__)

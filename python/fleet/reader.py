@@ -2,6 +2,7 @@
 
 import itertools
 
+from fleet._absent import absent as _absent
 from fleet._prefetch import Prefetch
 
 
@@ -82,3 +83,6 @@ def cache(reader):
         return iter(kept)
 
     return read
+
+
+__getattr__ = _absent(__name__)

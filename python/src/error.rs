@@ -12,12 +12,54 @@ use std::sync::{Arc, Mutex};
 /// Returns the exception for an error: `ValueError` for what the caller gave, `NotImplementedError`
 /// (which is a `RuntimeError`) for what Fleet does not support, and `RuntimeError` for the rest.
 pub fn exception(error: &Error) -> PyErr {
-    let text = error.to_string();
+    let text = in_python(error.to_string());
     match error.kind() {
         ErrorKind::Invalid => PyValueError::new_err(text),
         ErrorKind::Unsupported => PyNotImplementedError::new_err(text),
         _ => PyRuntimeError::new_err(text),
     }
+}
+
+/// What errors name in the spelling of Rust, and its spelling in Python.
+const SPELLINGS: &[(&str, &str)] = &[
+    ("attribute 'axes' of squeeze2", "axis of squeeze"),
+    ("attribute 'axes' of unsqueeze2", "axis of unsqueeze"),
+    ("attribute 'axis' of transpose2", "perm of transpose"),
+    ("attribute 'shape' of reshape2", "shape of reshape"),
+    ("DatasetRun::print_period", "print_period"),
+    ("DistributedInfer::stop", "DistributedInfer.stop"),
+    ("ExecOptions::offload_folder", "the variable TMPDIR"),
+    (
+        "set Embedding::padding_idx, or lay out the batch by hand (BatchLayout)",
+        "set padding_idx of the embedding",
+    ),
+    ("create the tensor with Feeds::set in the first batch", "feed the input in the first batch"),
+    ("Fleet::finish", "fleet.stop_worker"),
+    (
+        "implement Samples::batch_layout, which a trainer creates batches from",
+        "pass a dataset, a loader or a function that returns an iterator of feeds",
+    ),
+    (
+        "give the dataset a layout with this input: feed_layout, BatchLayout::new",
+        "add the input to use_var of the dataset",
+    ),
+    (
+        "increase the width, or truncate with Input::padded_or_cut",
+        "increase the width of the input, or shorten the rows",
+    ),
+    ("ParamAttr::trainable(false)", "ParamAttr(trainable=False)"),
+    ("Trainer::goal", "goal=(metric, 'max')"),
+    ("Worker::save_inference_model", "fleet.save_inference_model"),
+    ("Worker::save_persistables", "fleet.save_persistables"),
+    ("Worker::stop", "fleet.stop_worker"),
+];
+
+/// Returns the text of an error with the names that a user of Python can call.
+fn in_python(text: String) -> String {
+    SPELLINGS.iter().fold(text, |text, (rust, python)| match text.contains(rust) {
+        true => text.replace(rust, python),
+        false => text,
+    })
 }
 
 /// Conversion of results.

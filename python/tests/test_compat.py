@@ -89,19 +89,19 @@ def test_spellings_of_imports(paddle):
 @pytest.mark.parametrize(
     "line, parts",
     [
-        ("import plsc", ["plsc is not supported", "fleet.static.nn.fc"]),
+        ("import plsc", ["plsc is not supported", "paddle.static.nn.fc"]),
         ("from plsc.entry import Entry", ["plsc is not supported"]),
         ("from paddle import DataParallel", ["DataParallel", "distributed_optimizer"]),
         ("paddle.DataParallel(1)", ["DataParallel", "distributed_optimizer"]),
         ("import paddle.inference", ["does not support inference", "load_inference_model"]),
-        ("import paddle.fluid.dygraph", ["dygraph", "fleet.static.nn"]),
-        ("from paddle.fluid.dygraph import to_variable", ["dygraph", "fleet.static.nn"]),
+        ("import paddle.fluid.dygraph", ["dygraph", "paddle.static.nn"]),
+        ("from paddle.fluid.dygraph import to_variable", ["dygraph", "paddle.static.nn"]),
         ("paddle.disable_static()", ["dynamic graph", "fleet.static.Executor"]),
         ("paddle.to_tensor([1])", ["to_tensor", "feed"]),
-        ("paddle.nn.LSTM(3, 3)", ["LSTM", "fleet.static.nn"]),
-        ("paddle.static.nn.cond(1, 2, 3)", ["cond", "fleet.where"]),
+        ("paddle.nn.LSTM(3, 3)", ["LSTM", "paddle.static.nn"]),
+        ("paddle.static.nn.cond(1, 2, 3)", ["cond", "paddle.where"]),
         ("from paddle.vision import transforms", ["transforms", "help:"]),
-        ("import paddle.no.such", ["no module 'fleet.no", "docs/python.md"]),
+        ("import paddle.no.such", ["no module for paddle.no", "docs/python.md"]),
     ],
 )
 def test_what_is_not_supported_names_the_alternative(paddle, raises, line, parts):
@@ -345,3 +345,20 @@ def test_settings_of_fleetx(paddle, monkeypatch, raises):
         ["Downloader of the Rust API"],
         lambda: (X.utils.Downloader().download_from_hdfs("fs.yaml")),
     )
+
+
+def test_errors_have_the_names_of_the_script(paddle, raises):
+    text = raises(AttributeError, ["module 'paddle.io'", "paddle.io.BatchSampler"],
+                  lambda: paddle.io.RandomSampler)
+    assert "fleet" not in text
+    raises(AttributeError, ["'paddle.distributed.fleet'"], lambda: paddle.distributed.fleet.nothing)
+    compat.uninstall()
+    raises(AttributeError, ["module 'fleet.io'"], lambda: fleet.io.RandomSampler)
+
+
+@pytest.mark.parametrize("code", ["import paddle\n\ndef f():\n    1 / 0\n\nf()\n", "x = = 1\n"])
+def test_a_traceback_begins_at_the_script(tmp_path, code):
+    (tmp_path / "script.py").write_text(code)
+    ran = run([sys.executable, "-m", "fleet.compat", "script.py"], tmp_path)
+    assert ran.returncode == 1 and "runpy" not in ran.stderr and "__main__" not in ran.stderr
+    assert 'script.py", line' in ran.stderr.splitlines()[0 if "= =" in code else 1]

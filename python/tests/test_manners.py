@@ -161,6 +161,25 @@ def test_messages_are_records_of_logging():
     assert ran(silent).stderr == ""
 
 
+def test_a_handler_of_the_logger_gets_each_message_alone():
+    code = MESSAGES.replace("package.mean(x)", "package.mean(static.nn.fc(x, 1))")
+    code = code.format(configured=False)
+    handler = "import logging, sys\n"
+    handler += "logging.getLogger('fleet').addHandler(logging.StreamHandler(sys.stdout))\n"
+    ended = ran(handler + code)
+    assert "nothing to do for localsgd" in ended.stdout and ended.stderr == ""
+
+
+def test_details_are_of_level_debug():
+    code = MESSAGES.replace("package.mean(x)", "package.mean(static.nn.fc(x, 1))")
+    code = code.format(configured=False)
+    plain = ran(code).stderr
+    assert "nothing to do for localsgd" in plain
+    assert "Overview" not in plain and "in force" not in plain
+    debug = "import logging\nlogging.getLogger('fleet').setLevel(logging.DEBUG)\n"
+    assert "Overview" in ran(debug + code).stderr
+
+
 class Exported:
     """A tensor of a library that has nothing but DLPack."""
 

@@ -15,6 +15,8 @@ paddle: disable_static exp full full_like in_dynamic_mode is_compiled_with_cuda 
 paddle: min multiply pow reshape scale seed shape split sqrt square squeeze stack subtract sum
 paddle: get_device set_device transpose unsqueeze where core dataset distributed fluid io metric nn optimizer regularizer
 paddle: static utils vision
+paddle: __version__ device ones ones_like zeros zeros_like
+paddle.device: get_device is_compiled_with_cuda set_device
 paddle.core: EOFException
 paddle.static: BuildStrategy CompiledProgram ExecutionStrategy Executor ParallelExecutor ParamAttr
 paddle.static: Program Variable accuracy append_backward auc cpu_places create_global_var
@@ -28,6 +30,7 @@ paddle.nn: ClipGradByGlobalNorm ClipGradByNorm ClipGradByValue Conv2D Embedding 
 paddle.nn: Sequential functional initializer
 paddle.nn.Layer: add_sublayer parameters set_state_dict state_dict sublayers
 paddle.nn.functional: cross_entropy dropout l1_loss log_loss mse_loss relu sigmoid softmax
+paddle.nn.functional: adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d max_pool2d
 paddle.nn.functional: square_error_cost
 paddle.nn.initializer: Assign Constant KaimingNormal Normal TruncatedNormal Uniform XavierUniform
 paddle.optimizer: Adagrad Adam AdamW Adamax Lamb Momentum RMSProp SGD lr
@@ -70,6 +73,13 @@ paddle.fluid.incubate.data_generator: MultiSlotDataGenerator
 paddle.fluid.incubate.fleet.collective: DistributedStrategy fleet
 paddle.fluid.io: load_vars save_persistables save_vars
 paddle.fluid.optimizer: LarsMomentumOptimizer MomentumOptimizer SGD
+paddle.fluid: cuda_places one_hot
+paddle.fluid.incubate.fleet.collective.fleet: distributed_optimizer
+paddle.fluid.regularizer: L1DecayRegularizer L2DecayRegularizer
+paddle.fluid.layers: cosine_decay exponential_decay expand inverse_time_decay linear_lr_warmup
+paddle.fluid.layers: natural_exp_decay noam_decay one_hot piecewise_decay polynomial_decay pow
+paddle.fluid.layers: fill_constant_batch_size_like ones zeros
+paddle.static: cuda_places
 paddle.fluid.layers: batch_norm conv2d elementwise_add embedding fc pool2d
 fleetx: applications parse_train_configs utils
 fleetx.applications: Resnet50 Word2vec
@@ -79,7 +89,7 @@ plsc: Entry
 
 #: Names that are not supported, with a part of the error that tells the alternative.
 UNSUPPORTED = {
-    "plsc.Entry": "fleet.static.nn.fc",
+    "plsc.Entry": "paddle.static.nn.fc",
 }
 
 
@@ -153,3 +163,45 @@ def test_every_name_in_a_listing_is_listed(installed):
                 if not known & {name, compat.target(name)}:
                     missing[name] = key
     assert not missing
+
+
+#: Names that scripts use and the package lacks, with a part of the alternative; and typing errors,
+#: with the name that is meant.
+ABSENT = {
+    "paddle.rand": "np.random.rand",
+    "paddle.Tensor": "paddle.static.Variable",
+    "paddle.metric.Accuracy": "paddle.metric.accuracy",
+    "paddle.fluid.layers.Print": "exe.run(fetch_list",
+    "paddle.fluid.layers.sequence_pool": "pad the rows",
+    "paddle.fluid.create_lod_tensor": "lod_level=1",
+    "paddle.fluid.clip.set_gradient_clip": "grad_clip=",
+    "paddle.nn.functional.binary_cross_entropy": "log_loss",
+    "paddle.nn.functional.sigmod": "did you mean 'sigmoid'?",
+    "paddle.optimizer.Adamm": "did you mean 'Adam'?",
+    "paddle.static.Executer": "did you mean 'Executor'?",
+    "paddle.fluid.optimizer.SGDOptimiser": "did you mean 'SGDOptimizer'?",
+    "paddle.distributed.fleet.stop_workers": "did you mean 'stop_worker'?",
+}
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_a_missing_name_has_an_alternative(installed, name):
+    with pytest.raises(AttributeError) as caught:
+        resolved(name)
+    assert ABSENT[name] in str(caught.value)
+
+
+MODULES = """
+fleet distributed distributed.fleet distributed.fleet.metrics fluid fluid.clip fluid.initializer
+fluid.io fluid.layers fluid.optimizer io metric nn nn.functional nn.initializer onnx optimizer
+optimizer.lr reader regularizer static static.nn utils vision device
+"""
+
+
+@pytest.mark.parametrize("name", MODULES.split())
+def test_a_module_names_the_nearest_name(name):
+    module = importlib.import_module(name if name == "fleet" else f"fleet.{name}")
+    public = [known for known in vars(module) if not known.startswith("_")]
+    longest = max(public, key=len)
+    with pytest.raises(AttributeError, match=f"did you mean '{longest}'"):
+        getattr(module, longest + "q")

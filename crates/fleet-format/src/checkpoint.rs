@@ -335,7 +335,7 @@ impl OpenCheckpoint {
         let Some(file) = &self.program else {
             return Err(Error::invalid("the checkpoint has tensors but no program")
                 .at(self.path.display())
-                .help("save a program and its tensors with save_model"));
+                .help("save a program together with its tensors"));
         };
         let path = self.path.join(&file.name);
         let bytes = Source::open_on(disk, &path).and_then(|mut file| file.read_all(bytes_max));

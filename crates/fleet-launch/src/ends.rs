@@ -281,7 +281,8 @@ impl Supervisor<'_> {
             Failed { is_final: true, .. } => Some("another start would end with the same error"),
             Serving { is_durable: false } => Some(
                 "its tables were in memory only, and workers refuse one without them\n  help: \
-                 durable servers resume (init_durable_server; built-in jobs: --durable FOLDER)",
+                 durable servers resume (Rust: init_durable_server, Python: \
+                 init_server(durable=FOLDER), built-in jobs: --durable FOLDER)",
             ),
             Finished => Some("its part of the job is done"),
             Starting | Failed { has_served: false, .. }
@@ -376,7 +377,7 @@ impl Supervisor<'_> {
         }
         let code = if status.success() { 1 } else { child::code(status) };
         if status.success() {
-            how += " before Fleet::finish";
+            how += " before the job had finished";
         }
         let follows = self.follows_from(index);
         let (rank, pid) = (child.process.rank, child.pid());
@@ -472,11 +473,15 @@ impl Supervisor<'_> {
         if child.ended.is_some_and(|status| status.success()) {
             report += ", before its part of the job was done";
             report += match (self.options.mode, child.is_server()) {
-                (_, true) => "\n  help: a server serves until Server::run returns",
+                (_, true) => "\n  help: a server must serve until all workers have stopped",
                 (Mode::Collective, _) => {
-                    "\n  help: call Fleet::finish on every rank before it exits"
+                    "\n  help: call `finish` on every rank before it exits; a script of Python \
+                     does so at its end"
                 }
-                _ => "\n  help: call Worker::stop on every worker before it exits",
+                _ => {
+                    "\n  help: stop every worker before it exits: `stop` in Rust, `stop_worker` in \
+                     Python"
+                }
             };
         }
         report

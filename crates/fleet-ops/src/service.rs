@@ -178,8 +178,8 @@ impl Services {
             Error::invalid(format!("no parameter servers for {}", op.name()))
                 .expected("the tables of a job")
                 .help(
-                    "start the job with fleetrun --server_num and call init_worker, or pass tables \
-                     to Services::with_tables",
+                    "start the job with fleetrun --server_num, and call init_worker before the \
+                     first step",
                 )
         })
     }

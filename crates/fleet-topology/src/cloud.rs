@@ -241,7 +241,7 @@ fn reject_missing_servers(env: &Env) -> Result<()> {
     let workers = env.number(names::PADDLE_TRAINERS_NUM)?.unwrap_or(listed).max(listed);
     if workers > 1 {
         return Err(Error::invalid(format!("a job of {workers} workers has no parameter servers"))
-            .expected(format!("{servers}, or a collective job (Fleet::collective)"))
+            .expected(format!("{servers}, or a collective job"))
             .help("start it with fleetrun --server_num N --worker_num M"));
     }
     if let Some(ranks) = mpi_ranks(env)?.filter(|ranks| *ranks > 1 && !is_job_described(env)) {

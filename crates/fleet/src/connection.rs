@@ -256,7 +256,7 @@ impl Connection {
 pub(crate) fn job_token(topology: &Topology) -> Result<Token> {
     let token = topology.job().token.as_ref().ok_or_else(|| {
         Error::invalid("the processes of this job have no shared secret")
-            .expected("FLEET_TOKEN or UserDefinedRoleMaker::token, the same in every process")
+            .expected("FLEET_TOKEN, the same in every process")
             .help(
                 "start the job with fleetrun, which creates one, or set the output of openssl rand \
                  -hex 32; for a job on loopback addresses, FLEET_OPEN=loopback needs none",
@@ -285,7 +285,7 @@ fn join_once(store: &dyn Store, attempt: &str, own: &Member, limits: &Limits) ->
 }
 
 /// Reported cause when a rank ends while others still need it.
-const LEFT_EARLY: &str = "left the job without calling Fleet::finish";
+const LEFT_EARLY: &str = "left the job before it had finished";
 /// The same for a group with servers, which nothing finishes.
 const LEFT_WORLD: &str = "ended";
 

@@ -21,8 +21,9 @@ import sys
 
 import numpy as np
 
-from fleet import _executor
-from fleet._absent import advice
+import fleet as _package
+from fleet import _executor, _version
+from fleet._absent import advice, set_root, spelled
 
 #: Names of modules, and the modules that they stand for. The longest name that fits applies, also
 #: to the modules below it.
@@ -42,6 +43,10 @@ NAMES = {
     "paddle.incubate": "fleet.fluid.incubate",
     "fleetx": "fleet.compat.fleetx",
 }
+
+#: `paddle.__version__`: the version of Paddle whose interface this is. Scripts compare it as text,
+#: as a version, and as three numbers between dots, so it has no suffix.
+VERSION = "2.0.0"
 
 #: Packages without a counterpart, and the alternative.
 UNSUPPORTED = {
@@ -87,7 +92,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         except ModuleNotFoundError:
             own = None
         if own is None:
-            text = f"Fleet has no module '{meant}' for {fullname}"
+            text = f"Fleet has no module for {fullname}"
             raise _unsupported(fullname, text, "docs/python.md lists the modules")
         is_package = own.submodule_search_locations is not None
         return importlib.machinery.ModuleSpec(fullname, _Loader(own), is_package=is_package)
@@ -116,7 +121,7 @@ class _Loader(importlib.abc.InspectLoader):
 
 
 def _unsupported(name, text, advice):
-    return UnsupportedModule(f"{text}\n  help: {advice}", name=name)
+    return UnsupportedModule(spelled(f"{text}\n  help: {advice}"), name=name)
 
 
 class _Number(np.ndarray):
@@ -147,7 +152,7 @@ def path():
 
 def install():
     """Makes `import paddle`, `fleetx` and their modules resolve to this package. Fetched arrays of
-    one element are numbers from then on, as scripts expect."""
+    one element are numbers from then on, as scripts expect, and `__version__` is that of Paddle."""
     if _finder in sys.meta_path:
         return
     for name in _imported():
@@ -155,6 +160,8 @@ def install():
             f"'{name}' is imported already\n  help: call fleet.compat.install() before the import"
         )
     sys.meta_path.insert(0, _finder)
+    _package.__version__ = VERSION
+    set_root("paddle")
     _executor.convert_fetched = _fetched
 
 
@@ -162,6 +169,8 @@ def uninstall():
     """Ends what `install` began. Modules that are imported already stay what they are."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
+        _package.__version__ = _version.__version__
+        set_root("fleet")
         _executor.convert_fetched = None
         for name in _imported():
             del sys.modules[name]

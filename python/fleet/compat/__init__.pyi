@@ -4,10 +4,13 @@ from typing import Any
 
 from fleet._types import Array, Attr, Feeds, LearningRate, Operand, Path
 from fleet._absent import advice as advice
+from fleet._absent import set_root as set_root
+from fleet._absent import spelled as spelled
 from fleet.compat import fleetx as fleetx
 import builtins
 
 class UnsupportedModule(builtins.ImportError, builtins.NotImplementedError): ...
+VERSION: str
 def install() -> None: ...
 def path() -> Any: ...
 def target(name: str) -> Any: ...

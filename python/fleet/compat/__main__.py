@@ -34,6 +34,7 @@ def main():
         sys.exit(2)
     compat.install()
     _pass_on()
+    sys.excepthook = _show
     sys.argv = args
     if is_module:
         runpy.run_module(args[0], run_name="__main__", alter_sys=True)
@@ -42,6 +43,17 @@ def main():
         # Python has put the current folder there, since it runs a module.
         sys.path[0] = os.path.dirname(os.path.realpath(args[0]))
     runpy.run_path(args[0], run_name="__main__")
+
+
+def _show(kind, value, trace):
+    """Prints an exception without the frames that have started the script."""
+    while trace is not None and _is_internal(trace.tb_frame):
+        trace = trace.tb_next
+    sys.__excepthook__(kind, value.with_traceback(trace), trace)
+
+
+def _is_internal(frame):
+    return frame.f_code.co_filename == __file__ or frame.f_globals.get("__name__") == "runpy"
 
 
 def _pass_on():

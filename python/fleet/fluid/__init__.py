@@ -25,10 +25,11 @@ from fleet._framework import (
 )
 from fleet.utils import unique_name
 
-from fleet.static import CompiledProgram, ParallelExecutor
+from fleet.static import CompiledProgram, ParallelExecutor, cpu_places, cuda_places
 
 from . import backward, clip, contrib, incubate, initializer, io, layers, optimizer
 from .layers import _embedding as embedding
+from .layers import _one_hot as one_hot
 from .transpiler import DistributeTranspiler, DistributeTranspilerConfig
 from fleet.static import data
 

@@ -32,9 +32,12 @@ from fleet.fluid import initializer as initializer
 from fleet.fluid import io as io
 from fleet.fluid import layers as layers
 from fleet.fluid import optimizer as optimizer
+from fleet.fluid import rates as rates
 from fleet.fluid import transpiler as transpiler
 from fleet.fluid.transpiler import DistributeTranspiler as DistributeTranspiler
 from fleet.fluid.transpiler import DistributeTranspilerConfig as DistributeTranspilerConfig
+from fleet.static import cpu_places as cpu_places
+from fleet.static import cuda_places as cuda_places
 from fleet.static import data as data
 from fleet.static.compiled import CompiledProgram as CompiledProgram
 from fleet.static.compiled import ParallelExecutor as ParallelExecutor
@@ -49,3 +52,4 @@ def embedding(
     param_attr: Attr = ...,
     dtype: str = ...,
 ) -> Any: ...
+def one_hot(input: Variable, depth: Any) -> Any: ...

@@ -1,5 +1,6 @@
 """``fleet.fluid.initializer``."""
 
+from fleet._absent import absent as _absent
 from fleet.nn.initializer import Constant, Normal, TruncatedNormal, Uniform
 from fleet.nn.initializer import Assign as NumpyArrayInitializer
 from fleet.nn.initializer import KaimingNormal, KaimingUniform, XavierNormal, XavierUniform
@@ -22,3 +23,6 @@ def MSRA(uniform=True, fan_in=None, seed=0):
 
 XavierInitializer = Xavier
 MSRAInitializer = MSRA
+
+
+__getattr__ = _absent(__name__)

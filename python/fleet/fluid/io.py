@@ -1,5 +1,6 @@
 """``fleet.fluid.io``."""
 
+from fleet._absent import absent as _absent
 from fleet import _files
 from fleet._loaders import DataLoader, PyReader
 from fleet.reader import batch, buffered, cache, chain, firstn, map_readers, shuffle
@@ -30,3 +31,6 @@ def save_inference_model(
 def load_inference_model(dirname, executor, model_filename=None, params_filename=None):
     """Loads a model: the program, the names of its inputs, and its targets."""
     return _files.load_inference_model(dirname, executor)
+
+
+__getattr__ = _absent(__name__)

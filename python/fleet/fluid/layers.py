@@ -6,8 +6,19 @@ from fleet._framework import call as _call
 from fleet._framework import default_main_program as _default_main_program
 from fleet._framework import default_startup_program as _default_startup_program
 from fleet._layers import define as _define
-from fleet._sizes import shape
+from fleet._sizes import ones, shape, zeros
 from fleet.static import accuracy
+
+from .rates import (
+    cosine_decay,
+    exponential_decay,
+    inverse_time_decay,
+    linear_lr_warmup,
+    natural_exp_decay,
+    noam_decay,
+    piecewise_decay,
+    polynomial_decay,
+)
 
 _define(
     globals(),
@@ -15,6 +26,7 @@ _define(
     _data(name, shape, dtype='float32', lod_level=0) = data
     _embedding(input, size, is_sparse=False, is_distributed=False, padding_idx=None, \
         param_attr=None, dtype='float32') = embedding
+    _one_hot(input, depth) = one_hot
     create_parameter(shape, dtype, name=None, attr=None, is_bias=False, default_initializer=None)
     create_global_var(shape, value, dtype, persistable=False, force_cpu=False, name=None)
     fill_constant(shape, dtype, value, force_cpu=False, name=None) = full
@@ -51,6 +63,17 @@ _define(
     elementwise_max(x, y) = maximum
     elementwise_min(x, y) = minimum
     elementwise_pow(x, y) = pow
+    elementwise_mod(x, y) = remainder
+    elementwise_floordiv(x, y) = floor_divide
+    equal(x, y)
+    not_equal(x, y)
+    less_than(x, y)
+    less_equal(x, y)
+    greater_than(x, y)
+    greater_equal(x, y)
+    logical_and(x, y)
+    logical_or(x, y)
+    logical_not(x)
     relu(x, name=None)
     relu6(x, name=None)
     leaky_relu(x, alpha=0.02, name=None)
@@ -60,6 +83,9 @@ _define(
     softplus(x, name=None)
     softsign(x, name=None)
     swish(x, name=None)
+    hard_swish(x, name=None) = hardswish
+    hard_sigmoid(x, name=None) = hardsigmoid
+    selu(x, name=None)
     elu(x, alpha=1.0, name=None)
     gelu(x, approximate=False, name=None)
     softmax(input, use_cudnn=True, name=None, axis=-1)
@@ -99,6 +125,11 @@ _define(
     argmin(x, axis=0)
     topk(input, k)
     assign(input, output=None)
+    cumsum(x, axis)
+    range(start, end, step=1, dtype='int64') = arange
+    pad(x, paddings, pad_value=0.0)
+    mse_loss(input, label)
+    kldiv_loss(x, target, reduction='mean') = kl_div
     matmul(x, y, transpose_x=False, transpose_y=False, name=None)
     """,
 )
@@ -133,6 +164,52 @@ def embedding(
         return _embedding(  # noqa: F821
             ids, size, is_sparse, is_distributed, padding_idx, param_attr, dtype
         )
+
+
+def one_hot(input, depth):
+    """Returns a row for each class number, whose last dimension is 1 and is replaced by the row:
+    zeros, and a one at the number."""
+    if not input.shape or input.shape[-1] != 1:
+        raise ValueError(
+            f"one_hot(): input: expected a last dimension of 1, got {list(input.shape)}\n  "
+            "help: use fleet.nn.functional.one_hot, which adds a dimension"
+        )
+    return _one_hot(  # noqa: F821
+        _call("squeeze", {"x": input, "axis": [input.ndim - 1]}), depth
+    )
+
+
+def pow(x, factor=1.0, name=None):
+    """Returns ``x`` raised to the power of a number or a variable."""
+    return _call("pow", {"x": x, "y": factor})
+
+
+def expand(x, expand_times, name=None):
+    """Repeats the whole tensor along each dimension."""
+    return _call("tile", {"x": x, "repeat_times": expand_times})
+
+
+def fill_constant_batch_size_like(
+    input, shape, dtype, value, input_dim_idx=0, output_dim_idx=0, force_cpu=False
+):
+    """Returns a tensor of one value, whose first dimension is the batch size of ``input``."""
+    if input_dim_idx != 0 or output_dim_idx != 0:
+        raise NotImplementedError(
+            "fill_constant_batch_size_like(): expected the batch as the first dimension of both\n  "
+            "help: leave out input_dim_idx and output_dim_idx, and use transpose"
+        )
+    shape = [-1, *list(shape)[1:]]
+    return _call("full_batch", {"x": input, "shape": shape, "dtype": dtype, "value": value})
+
+
+def zeros_like(x, out=None):
+    """Returns zeros, with the shape and type of ``x``."""
+    return _call("full_like", {"x": x, "fill_value": 0.0, "name": None})
+
+
+def ones_like(x, out=None):
+    """Returns ones, with the shape and type of ``x``."""
+    return _call("full_like", {"x": x, "fill_value": 1.0, "name": None})
 
 
 def py_reader(
@@ -184,5 +261,6 @@ def dropout(
     """Zeroes random elements in training."""
     args = {"x": x, "p": dropout_prob, "training": not is_test, "seed": seed}
     return _call("dropout", {**args, "mode": dropout_implementation})
+
 
 __getattr__ = _absent(__name__)

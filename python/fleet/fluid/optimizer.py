@@ -1,5 +1,6 @@
 """``fleet.fluid.optimizer``: the optimizers with the parameters of the 1.x interface."""
 
+from fleet._absent import absent as _absent
 from fleet import optimizer as _optimizer
 
 
@@ -26,3 +27,6 @@ Adadelta = AdadeltaOptimizer = _old("AdadeltaOptimizer", _optimizer.Adadelta)
 RMSProp = RMSPropOptimizer = _old("RMSPropOptimizer", _optimizer.RMSProp)
 Lamb = LambOptimizer = _old("LambOptimizer", _optimizer.Lamb)
 LarsMomentum = LarsMomentumOptimizer = _old("LarsMomentumOptimizer", _optimizer.LarsMomentum)
+
+
+__getattr__ = _absent(__name__)

@@ -2,6 +2,7 @@
 
 from fleet._absent import absent as _absent
 from fleet._loaders import DataLoader
+from fleet._samplers import BatchSampler, Dataset, DistributedBatchSampler, IterableDataset
 from fleet._sources import from_table, from_torch
 
 __getattr__ = _absent(__name__)

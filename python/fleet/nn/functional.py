@@ -1,5 +1,7 @@
 """Functions of variables: ``fleet.nn.functional``."""
 
+from fleet._absent import absent as _absent
+from fleet._framework import call as _call
 from fleet._layers import define as _define
 
 _define(
@@ -37,3 +39,68 @@ _define(
     nll_loss(input, label, reduction='mean')
     """,
 )
+
+
+def max_pool2d(
+    x,
+    kernel_size,
+    stride=None,
+    padding=0,
+    return_mask=False,
+    ceil_mode=False,
+    data_format="NCHW",
+    name=None,
+):
+    """Returns the largest element of each window; the stride is ``kernel_size`` by default."""
+    _check_none("max_pool2d", "return_mask", return_mask)
+    settings = {"pool_type": "max", "exclusive": True, "data_format": data_format, "name": name}
+    return _pool(x, kernel_size, stride, padding, ceil_mode, settings)
+
+
+def avg_pool2d(
+    x,
+    kernel_size,
+    stride=None,
+    padding=0,
+    ceil_mode=False,
+    exclusive=True,
+    divisor_override=None,
+    data_format="NCHW",
+    name=None,
+):
+    """Returns the mean of each window, without padded elements if ``exclusive``. The stride is
+    ``kernel_size`` by default."""
+    _check_none("avg_pool2d", "divisor_override", divisor_override)
+    settings = {"pool_type": "avg", "exclusive": exclusive, "data_format": data_format}
+    return _pool(x, kernel_size, stride, padding, ceil_mode, {**settings, "name": name})
+
+
+def adaptive_max_pool2d(x, output_size, return_mask=False, name=None):
+    """Returns the largest elements of ``output_size`` windows, which cover the image."""
+    _check_none("adaptive_max_pool2d", "return_mask", return_mask)
+    return _adaptive(x, output_size, "max", "NCHW", name)
+
+
+def adaptive_avg_pool2d(x, output_size, data_format="NCHW", name=None):
+    """Returns the means of ``output_size`` windows, which cover the image."""
+    return _adaptive(x, output_size, "avg", data_format, name)
+
+
+def _pool(x, size, stride, padding, ceil_mode, settings):
+    window = {"pool_size": size, "pool_stride": size if stride is None else stride}
+    fixed = {"pool_padding": padding, "global_pooling": False, "adaptive": False}
+    return _call("pool2d", {"x": x, **window, **fixed, "ceil_mode": ceil_mode, **settings})
+
+
+def _adaptive(x, size, pool_type, data_format, name):
+    kind = {"pool_type": pool_type, "data_format": data_format, "name": name, "adaptive": True}
+    fixed = {"pool_padding": 0, "global_pooling": False, "ceil_mode": False, "exclusive": True}
+    return _call("pool2d", {"x": x, "pool_size": size, "pool_stride": 1, **fixed, **kind})
+
+
+def _check_none(layer, name, value):
+    if value:
+        raise NotImplementedError(f"{layer}(): {name} is not supported\n  help: leave it out")
+
+
+__getattr__ = _absent(__name__)

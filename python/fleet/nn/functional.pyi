@@ -5,6 +5,29 @@ from typing import Any
 from fleet._types import Array, Attr, Feeds, LearningRate, Operand, Path
 from fleet._framework import Variable as Variable
 
+def adaptive_avg_pool2d(
+    x: Variable,
+    output_size: Any,
+    data_format: str = ...,
+    name: str | None = ...,
+) -> Variable: ...
+def adaptive_max_pool2d(
+    x: Variable,
+    output_size: Any,
+    return_mask: bool = ...,
+    name: str | None = ...,
+) -> Variable: ...
+def avg_pool2d(
+    x: Variable,
+    kernel_size: Any,
+    stride: int | Sequence[int] | None = ...,
+    padding: int | Sequence[int] = ...,
+    ceil_mode: bool = ...,
+    exclusive: bool = ...,
+    divisor_override: Any = ...,
+    data_format: str = ...,
+    name: str | None = ...,
+) -> Variable: ...
 def cross_entropy(
     input: Variable,
     label: Variable,
@@ -36,6 +59,16 @@ def log_sigmoid(x: Variable, name: str | None = ...) -> Variable: ...
 def log_softmax(
     x: Variable,
     axis: int | Sequence[int] = ...,
+    name: str | None = ...,
+) -> Variable: ...
+def max_pool2d(
+    x: Variable,
+    kernel_size: Any,
+    stride: int | Sequence[int] | None = ...,
+    padding: int | Sequence[int] = ...,
+    return_mask: bool = ...,
+    ceil_mode: bool = ...,
+    data_format: str = ...,
     name: str | None = ...,
 ) -> Variable: ...
 def mse_loss(input: Variable, label: Variable, reduction: str = ...) -> Variable: ...

@@ -1,5 +1,7 @@
 """Initial values of parameters: ``fleet.nn.initializer``."""
 
+from fleet._absent import absent as _absent
+
 
 class Initializer:
     """Base of the initializers. `_initializer` is the kind and its numbers, as Rust reads them."""
@@ -75,3 +77,6 @@ class Assign(Initializer):
 
     def __repr__(self):
         return f"Assign({len(self._initializer[1])} values)"
+
+
+__getattr__ = _absent(__name__)

@@ -1,5 +1,6 @@
 """Optimizers: ``fleet.optimizer``. Their formulas are in the page of layers."""
 
+from fleet._absent import absent as _absent
 from fleet import _fleet
 from fleet._backward import backward as _backward
 from fleet._backward import names as _names
@@ -340,3 +341,6 @@ class LarsMomentum(Optimizer):
             epsilon=epsilon,
             exclude_from_weight_decay=list(exclude_from_weight_decay),
         )
+
+
+__getattr__ = _absent(__name__)

@@ -4,6 +4,7 @@ A schedule is part of the program. It advances with every run of the main progra
 a checkpoint.
 """
 
+from fleet._absent import absent as _absent
 from fleet._executor import global_scope
 
 #: The variable that counts the runs of a program with a schedule.
@@ -174,3 +175,6 @@ class LambdaDecay(LRScheduler):
 
     def __init__(self, learning_rate, lr_lambda, last_epoch=-1, verbose=False):
         super().__init__("lambda", last_epoch, learning_rate=learning_rate, lr_lambda=lr_lambda)
+
+
+__getattr__ = _absent(__name__)

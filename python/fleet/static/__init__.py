@@ -54,8 +54,15 @@ def accuracy(input, label, k=1, correct=None, total=None):
     return _accuracy(input, label, k)  # noqa: F821
 
 
+def cuda_places(device_ids=None):
+    """Returns places for GPUs: Fleet computes on the CPU through each, and warns once."""
+    ids = [0] if device_ids is None else list(device_ids)
+    return [CUDAPlace(id) for id in ids]
+
+
 def cpu_places(device_count=None):
     """Returns places for the cores of this machine; the executor uses all of them through one."""
     return [CPUPlace() for _ in range(device_count or 1)]
+
 
 __getattr__ = _absent(__name__)

@@ -63,6 +63,7 @@ def create_parameter(
     is_bias: bool = ...,
     default_initializer: Any = ...,
 ) -> Variable: ...
+def cuda_places(device_ids: Any = ...) -> list[Any]: ...
 def data(
     name: str,
     shape: Sequence[int | None],

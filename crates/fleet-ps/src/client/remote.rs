@@ -339,7 +339,8 @@ impl Remote {
         if !connections.is_same_life(life) {
             return Err(Error::invalid("server restarted and lost its tables").help(
                 "restart the job from a save; servers that keep their tables on disk resume \
-                 (init_durable_server; built-in jobs: --durable FOLDER)",
+                 (Rust: init_durable_server, Python: init_server(durable=FOLDER), built-in jobs: \
+                 --durable FOLDER)",
             ));
         }
         connections.mark_up(&self.options.log, &self.connector, server, address);

@@ -35,7 +35,7 @@ impl Fleet {
                 .expected("a process of a parameter-server job")
                 .help(
                     "in a collective job, call minimize; for parameter servers, start the job with \
-                     fleetrun --server_num N --worker_num M, and call Fleet::parameter_server",
+                     fleetrun --server_num N --worker_num M",
                 ));
         }
         Ok(Place {
@@ -132,7 +132,7 @@ impl Fleet {
         let endpoint = topology.endpoint().filter(|_| topology.is_server()).ok_or_else(|| {
             Error::invalid("this process is not a server")
                 .got(topology.role())
-                .help("call init_server if Fleet::is_server is true, and init_worker otherwise")
+                .help("call init_server if is_server() is true, and init_worker otherwise")
         })?;
         let (env, token) = (self.env(), job_token(topology)?);
         // The control starts before the tables, which may take long to load: health checks then see

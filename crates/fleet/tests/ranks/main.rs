@@ -290,7 +290,7 @@ fn a_rank_that_leaves_early_is_named() {
     let outputs = run("leave early", 2);
     let text = stderr_of(&outputs[0]);
     assert!(!outputs[0].status.success() && outputs[1].status.success(), "{text}");
-    assert!(text.contains("rank 1") && text.contains("without calling Fleet::finish"), "{text}");
+    assert!(text.contains("rank 1") && text.contains("before it had finished"), "{text}");
 }
 
 #[test]

@@ -49,5 +49,5 @@ fn ranks_train_what_one_trains_on_all_of_the_batch() {
 fn a_rank_that_leaves_early_is_an_error() {
     let Some(output) = run(2, RANKS, "leave early", &[]) else { return };
     let said = text(&output);
-    assert!(!output.status.success() && said.contains("without calling Fleet::finish"), "{said}");
+    assert!(!output.status.success() && said.contains("before it had finished"), "{said}");
 }

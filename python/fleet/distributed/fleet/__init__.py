@@ -16,6 +16,7 @@ from ._optimizer import (
     distributed_optimizer,
     get_loss_scaling,
     minimize,
+    minimized as _minimized,
 )
 from ._servers import (
     barrier_worker,
@@ -46,4 +47,9 @@ from ._util import UtilBase, util
 from .role_maker import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
 from .strategy import DistributedStrategy
 
-__getattr__ = _absent(__name__)
+_other = _absent(__name__)
+
+
+def __getattr__(name):
+    # `fleet.main_program` of scripts for 1.x.
+    return _minimized(name) if name in ("main_program", "startup_program") else _other(name)

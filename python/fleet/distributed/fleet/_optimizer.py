@@ -8,6 +8,9 @@ from .strategy import DistributedStrategy
 
 _last_optimizer = None
 
+#: The programs of the last `minimize`, which scripts for 1.x take from `fleet`.
+_minimized = None
+
 
 def distributed_optimizer(optimizer, strategy=None, *, rows=None, half_async=False):
     """Returns an optimizer that trains in the job. By default the strategy is that of `init`.
@@ -46,6 +49,7 @@ class DistributedOptimizer:
                 "help: pass parameters to the optimizer, and set stop_gradient of variables"
             )
         _check_loss(loss)
+        global _minimized
         startup = startup_program or default_startup_program()
         program = loss.program
         before = len(program.op_names)
@@ -59,6 +63,7 @@ class DistributedOptimizer:
             self._rows,
             self._half_async,
         )
+        _minimized = {"main_program": program, "startup_program": startup}
         pairs = []
         for param in program.all_parameters():
             grad = program._cell.find(f"{param.name}@GRAD")
@@ -83,6 +88,13 @@ class DistributedOptimizer:
     def applied_strategies(self):
         """Returns the names of the strategies that `minimize` has applied."""
         return self._applied
+
+
+def minimized(name):
+    """Returns the main or the startup program of the last `minimize`."""
+    if _minimized is None:
+        raise RuntimeError(f"fleet.{name}: expected a call of minimize before it, got none")
+    return _minimized[name]
 
 
 def minimize(loss, startup_program=None, parameter_list=None, no_grad_set=None):

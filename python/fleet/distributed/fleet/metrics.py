@@ -4,6 +4,7 @@ Each worker passes what it has counted: an array, a number, a variable, or the n
 ``scope`` (the global scope by default). All workers make the same calls, and get the same value.
 """
 
+from fleet._absent import absent as _absent
 from fleet import _executor
 from fleet import _numpy as np
 from fleet._executor import Scope, global_scope
@@ -85,3 +86,6 @@ def _array(input, scope):
 def _check(util):
     if util is not None and not isinstance(util, UtilBase):
         raise TypeError(f"util: expected fleet.util, got {util!r}")
+
+
+__getattr__ = _absent(__name__)

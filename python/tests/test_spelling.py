@@ -1,0 +1,68 @@
+"""Texts have the names that a user of Python can call: no `Type::method` of Rust."""
+
+import tempfile
+
+import pytest
+
+import fleet
+from fleet import static
+from fleet.distributed import fleet as jobs
+
+
+def squeezed():
+    fleet.squeeze(static.data("x", [None, 2, 3]), [0])
+
+
+def reshaped():
+    fleet.reshape(static.data("x", [None, 2, 3]), [7, 7, -1, -1])
+
+
+def transposed():
+    fleet.transpose(static.data("x", [None, 2, 3]), [0, 0, 1])
+
+
+def minimized():
+    loss = fleet.mean(static.nn.fc(static.data("x", [None, 2]), 1))
+    jobs.distributed_optimizer(fleet.optimizer.SGD(0.1)).minimize(loss)
+
+
+def no_server():
+    jobs.init()
+    minimized()
+    jobs.init_server()
+
+
+def no_goal():
+    jobs.init(is_collective=True)
+    minimized()
+    exe = static.Executor(threads=1)
+    exe.run(static.default_startup_program())
+    fleet.Trainer(early_stop=2).run(exe, lambda: [{}])
+
+
+def no_program():
+    exe = static.Executor(threads=1)
+    weight = static.create_parameter([2], "float32", name="w")
+    exe.run(static.default_startup_program())
+    with tempfile.TemporaryDirectory() as folder:
+        static.save_vars(exe, folder, vars=[weight])
+        static.load_inference_model(folder, exe)
+
+
+#: Calls, and a part of the error.
+ERRORS = {
+    squeezed: "axis of squeeze",
+    reshaped: "shape of reshape",
+    transposed: "perm of transpose",
+    no_server: "this process is not a server",
+    no_goal: "goal=(metric",
+    no_program: "no program",
+}
+
+
+@pytest.mark.parametrize("call", ERRORS, ids=lambda call: call.__name__)
+def test_errors_name_no_rust(call):
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        call()
+    text = str(caught.value)
+    assert ERRORS[call] in text and "::" not in text, text
