@@ -77,34 +77,52 @@ pub(crate) fn write(disk: &Arc<dyn Disk>, path: &Path, tensors: &[(&str, &Tensor
         npy::parts(name, tensor)?;
     }
     let file = AtomicFile::create_on(disk, path)?;
-    let failed =
-        |error: zip::result::ZipError| Error::io("write", path, &std::io::Error::from(error));
-    let mut archive =
-        ZipWriter::new(FailOnceWriter { writer: BufWriter::new(file), failed: false });
+    let writer = BufWriter::new(file);
+    let failed = |error: io::Error| Error::io("write", path, &error);
+    let writer = write_archive(writer, tensors, failed)?;
+    writer.into_inner().map_err(|error| failed(error.into_error()))?.commit()
+}
+
+/// Writes the archive to any writer.
+fn write_archive<W: Write + Seek>(
+    writer: W,
+    tensors: &[(&str, &Tensor)],
+    failed: impl Fn(io::Error) -> Error,
+) -> Result<W> {
+    let mut archive = ZipWriter::new(FailOnceWriter::new(writer));
     for (name, tensor) in tensors {
         let (header, bytes) = npy::parts(name, tensor)?;
         let options = SimpleFileOptions::default()
             .compression_method(CompressionMethod::Stored)
             .large_file(bytes.len() as u64 > LARGE_BYTES);
-        archive.start_file(format!("{name}.npy"), options).map_err(failed)?;
+        let started = archive.start_file(format!("{name}.npy"), options);
+        started.map_err(|error| failed(error.into()))?;
         for part in [&header, bytes] {
-            archive.write_all(part).map_err(|error| Error::io("write", path, &error))?;
+            archive.write_all(part).map_err(&failed)?;
         }
     }
-    let writer = archive.finish().map_err(failed)?;
-    let file =
-        writer.writer.into_inner().map_err(|error| Error::io("write", path, error.error()))?;
-    file.commit()
+    let writer = archive.finish().map_err(|error| failed(error.into()))?;
+    match writer.failed {
+        false => Ok(writer.writer),
+        true => Err(failed(io::ErrorKind::Other.into())),
+    }
 }
 
 /// A writer that reports its first failure and then ignores everything written. When an unfinished
-/// archive is dropped, it tries to finish, and prints an error if it cannot.
+/// archive is dropped, it tries to finish, prints an error if it cannot, and panics if positions do
+/// not add up. So positions go on as if nothing had failed.
 struct FailOnceWriter<W> {
     writer: W,
     failed: bool,
+    position: u64,
+    end: u64,
 }
 
 impl<W> FailOnceWriter<W> {
+    fn new(writer: W) -> FailOnceWriter<W> {
+        FailOnceWriter { writer, failed: false, position: 0, end: 0 }
+    }
+
     fn unless_failed<T>(
         &mut self,
         instead: T,
@@ -122,7 +140,10 @@ impl<W> FailOnceWriter<W> {
 
 impl<W: Write> Write for FailOnceWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.unless_failed(bytes.len(), |writer| writer.write(bytes))
+        let written = self.unless_failed(bytes.len(), |writer| writer.write(bytes))?;
+        self.position = self.position.saturating_add(written as u64);
+        self.end = self.end.max(self.position);
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -132,7 +153,14 @@ impl<W: Write> Write for FailOnceWriter<W> {
 
 impl<W: Seek> Seek for FailOnceWriter<W> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.unless_failed(0, |writer| writer.seek(to))
+        let position = match to {
+            SeekFrom::Start(position) => Some(position),
+            SeekFrom::Current(by) => self.position.checked_add_signed(by),
+            SeekFrom::End(by) => self.end.checked_add_signed(by),
+        };
+        let position = position.ok_or(io::ErrorKind::InvalidInput)?;
+        self.position = self.unless_failed(position, |writer| writer.seek(to))?;
+        Ok(self.position)
     }
 }
 
@@ -148,14 +176,22 @@ const NAME_BYTES_MAX: usize = 65_000;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fleet_tensor::DType;
+    use std::io::Cursor;
 
-    /// A writer with room for this many bytes; then its disk is full.
-    struct Full(usize);
+    /// A file that may reach this many bytes; then its disk is full.
+    struct Full {
+        file: Cursor<Vec<u8>>,
+        bytes_max: u64,
+    }
 
     impl Write for Full {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
-            Ok(bytes.len())
+            let room = self.bytes_max.saturating_sub(self.file.position());
+            match bytes.len().min(room as usize) {
+                0 if !bytes.is_empty() => Err(io::ErrorKind::StorageFull.into()),
+                some => self.file.write(&bytes[..some]),
+            }
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -163,12 +199,39 @@ mod tests {
         }
     }
 
+    impl Seek for Full {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.file.seek(to)
+        }
+    }
+
+    #[test]
+    fn a_disk_that_is_full_at_any_byte_is_an_error() {
+        let (x, y) = (Tensor::zeros(DType::F32, [5]), Tensor::zeros(DType::I64, [2, 3]));
+        let (x, y) = (x.expect("a tensor"), y.expect("a tensor"));
+        let tensors = [("x", &x), ("a/long/name", &y)];
+        let write = |bytes_max| {
+            let full = Full { file: Cursor::default(), bytes_max };
+            let failed = |error: io::Error| Error::io("write", Path::new("x.npz"), &error);
+            write_archive(full, &tensors, failed)
+        };
+        let whole = write(u64::MAX).expect("enough space").file.into_inner();
+        for bytes_max in 0..whole.len() as u64 {
+            let error = write(bytes_max).err().expect("no space left").to_string();
+            assert!(error.contains("no storage space"), "{bytes_max}: {error}");
+        }
+        let again = write(whole.len() as u64).expect("enough space");
+        assert_eq!(again.file.into_inner(), whole);
+    }
+
     #[test]
     fn only_the_first_failure_is_told() {
-        let mut writer = FailOnceWriter { writer: Full(5), failed: false };
+        let mut writer = FailOnceWriter::new(Full { file: Cursor::default(), bytes_max: 5 });
         writer.write_all(&[0; 4]).expect("enough space");
         let error = writer.write_all(&[0; 4]).expect_err("no space left");
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         writer.write_all(&[0; 4]).expect("later failures are not reported");
+        assert_eq!(writer.stream_position().expect("a position"), 9);
+        assert_eq!(writer.seek(SeekFrom::End(-2)).expect("a position"), 7);
     }
 }
