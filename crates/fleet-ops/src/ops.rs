@@ -143,6 +143,7 @@ const AFTER_UNARY: &[&OpDef] = &[
     &tensor::concat::UNSTACK,
     &tensor::expand::EXPAND,
     &tensor::expand::TILE,
+    &tensor::fill::EMPTY,
     &tensor::fill::FILL_CONSTANT,
     &tensor::fill::FILL_CONSTANT_BATCH_SIZE_LIKE,
     &tensor::fill::FILL_ANY_LIKE,

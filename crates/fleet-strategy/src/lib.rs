@@ -33,6 +33,7 @@ pub use local_state::{LocalVar, local_state};
 pub use meta::StrategyId;
 pub use meta::amp::{BAD_STEPS, GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS};
 pub use meta::recompute::recompute_candidates;
+pub use meta::segments::{RECEIVED, undivided};
 pub use options::build_options;
 pub use owners::{Grid, owners};
 pub use ranks::{Ranks, RingSpec};

@@ -1,7 +1,7 @@
 //! The owner map of sharding: which rank of a group has the state of each parameter.
 
 use crate::effective::Effective;
-use fleet_ir::VarId;
+use fleet_ir::{OpId, OpRole, VarId};
 use std::collections::HashMap;
 
 /// Divides parameters among `shards` owners: returns the owner of each, for their numbers of
@@ -100,6 +100,22 @@ pub struct Shards {
     /// The trained parameters in the order of definition.
     pub params: Vec<VarId>,
     pub owner: HashMap<VarId, usize>,
+    /// Names and owners of the parameters.
+    pub names: Vec<(String, usize)>,
+    /// Whether parameters are divided, too: other ranks have them only while they use them.
+    pub divides_params: bool,
+    /// The segments for which owners broadcast parameters, if they are divided.
+    pub segments: Vec<Segment>,
+}
+
+/// Consecutive ops of one pass, for which owners broadcast parameters.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    pub ops: Vec<OpId>,
+    /// The divided parameters that the ops read, in the order of definition.
+    pub params: Vec<VarId>,
+    /// The role of the pass.
+    pub role: OpRole,
 }
 
 /// Gradient merge at the owners: they accumulate the sums over ranks.

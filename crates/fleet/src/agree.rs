@@ -10,7 +10,7 @@ use fleet_comm::Group;
 use fleet_ir::Program;
 use fleet_nn::Programs;
 use fleet_nn::optimizer::OptimizerDesc;
-use fleet_strategy::{DistributedStrategy, RingSpec};
+use fleet_strategy::{DistributedStrategy, RECEIVED, RingSpec};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -111,7 +111,9 @@ pub(crate) fn communication(program: &Program, rings: &WholeRings) -> String {
                 continue;
             }
             let ring = op.attr_int("ring_id");
-            let names: Vec<&str> = op.all_inputs().map(|id| program.var_name(id)).collect();
+            // Sharding: a parameter has another name on ranks that receive it.
+            let name = |id| program.var_name(id).split(RECEIVED).next().unwrap_or_default();
+            let names: Vec<&str> = op.all_inputs().map(name).collect();
             text += &format!("{} on ring {ring}: {}\n", op.name(), names.join(", "));
         }
     }

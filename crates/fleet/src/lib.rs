@@ -62,6 +62,7 @@ mod store_part;
 mod terminal;
 pub mod trainer;
 mod util;
+mod whole;
 
 pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
 pub use comm_world::CommWorld;
@@ -92,6 +93,7 @@ pub use save::{
 pub use session::{Session, set_host_rates};
 pub use trainer::Trainer;
 pub use util::Util;
+pub use whole::WholeModel;
 
 /// Imports for most programs: networks, sessions, jobs, strategies and data sets.
 pub mod prelude {

@@ -12,15 +12,19 @@
 //! error names the file, the variable and the types: NumPy computes in f64 unless told otherwise.
 //! Integers are not converted, since they are rarely meant as parameters.
 
+use fleet_base::disk::RealDisk;
 use fleet_base::output::note;
 use fleet_base::{Error, Result, text};
 use fleet_exec::Scope;
-use fleet_format::{Checkpoint, Meta, load_tensors, load_vars as read_vars, save_tensors};
+use fleet_format::{
+    Checkpoint, Meta, list_tensors, load_vars as read_vars, load_where_on, save_tensors,
+};
 use fleet_ir::{Program, Var};
 use fleet_ops::Registry;
 use fleet_passes::in_single_precision;
-use fleet_strategy::{Spread, local_state};
+use fleet_strategy::{RECEIVED, Spread, local_state};
 use fleet_tensor::{DType, Tensor};
+use std::collections::HashSet;
 use std::path::Path;
 
 /// Saves every variable of `program` that lives in the scope, and the scope's step.
@@ -38,7 +42,6 @@ use std::path::Path;
 /// # Ok::<(), fleet::Error>(())
 /// ```
 pub fn save_persistables(path: impl AsRef<Path>, program: &Program, scope: &Scope) -> Result<()> {
-    check_whole(program)?;
     save_where(path.as_ref(), program, scope, |var| var.persistable)
 }
 
@@ -116,7 +119,10 @@ pub fn load_persistables(
     program: &Program,
     scope: &mut Scope,
 ) -> Result<()> {
-    put_all(path.as_ref(), program, scope, load_tensors(&path)?)
+    // A rank of a sharded job has a part of the state, and must not read all of it.
+    let names: HashSet<&str> = persistables(program, |var| var.persistable).into_iter().collect();
+    let checkpoint = load_where_on(&RealDisk, &path, |name| names.contains(name))?;
+    put_all(path.as_ref(), program, scope, checkpoint)
 }
 
 /// Loads every persistable variable of `program`, and the step.
@@ -255,7 +261,9 @@ pub fn save_inference_model_as(
         Precision::Single => in_single_precision(&test, &ids, Registry::standard())?,
         Precision::Trained => test.prune(&ids),
     };
-    let tensors = collect_named(scope, &persistables(&pruned, |var| var.persistable))?;
+    let names = persistables(&pruned, |var| var.persistable);
+    check_whole(program, &names)?;
+    let tensors = collect_named(scope, &names)?;
     let entries = [(TARGETS.to_string(), targets.join("\n"))].into();
     let meta = Meta { step: scope.step(), entries };
     let pairs = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
@@ -295,18 +303,25 @@ fn save_where(
     scope: &Scope,
     which: impl Fn(&Var) -> bool,
 ) -> Result<()> {
-    save_named(path, scope, &persistables(program, which))
+    let names = persistables(program, which);
+    check_whole(program, &names)?;
+    save_named(path, scope, &names)
 }
 
-/// Rejects the program of a rank that has only a part of the state.
-fn check_whole(program: &Program) -> Result<()> {
-    let mut local = local_state(program).into_iter();
-    match local.find(|var| var.spread == Spread::Owner) {
-        None => Ok(()),
-        Some(var) => Err(Error::unsupported("the ranks of a sharded job divide its state")
-            .got(format!("'{}', which only this rank has", var.name))
-            .help("save all of it in checkpoints, or the parameters with save_params")),
-    }
+/// Rejects variables of which this rank has only a part.
+fn check_whole(program: &Program, names: &[&str]) -> Result<()> {
+    let local = local_state(program);
+    let own = local.iter().find(|var| var.spread == Spread::Owner && names.contains(&&*var.name));
+    let received = || program.vars().find(|(_, var)| var.name.contains(RECEIVED));
+    let got = match (own, received()) {
+        (Some(own), _) => format!("'{}', which only this rank has", own.name),
+        (None, Some((_, var))) => format!("'{}', which another rank has sent", var.name),
+        (None, None) => return Ok(()),
+    };
+    Err(Error::invalid("the ranks of a sharded job divide its state")
+        .expected("the program and the scope of a whole model")
+        .got(got)
+        .help("save the model that Fleet::whole returns; checkpoints need no whole model"))
 }
 
 /// Saves these variables, and the scope's step.
@@ -314,6 +329,30 @@ pub(crate) fn save_named(path: &Path, scope: &Scope, names: &[&str]) -> Result<(
     let tensors = collect_named(scope, names)?;
     let meta = Meta { step: scope.step(), ..Meta::default() };
     save_tensors(path, tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)), &meta)
+}
+
+/// Checks that a file has all variables of a program, each with a type and shape that fits.
+pub(crate) fn check_fit(path: &Path, program: &Program, checkpoint: &Checkpoint) -> Result<()> {
+    check_wanted(path, program, checkpoint, &persistables(program, |var| var.persistable))
+}
+
+fn check_wanted(
+    path: &Path,
+    program: &Program,
+    checkpoint: &Checkpoint,
+    wanted: &[&str],
+) -> Result<()> {
+    let held: HashSet<&str> = checkpoint.tensors.iter().map(|(name, _)| name.as_str()).collect();
+    if let Some(name) = wanted.iter().find(|name| !held.contains(*name)) {
+        let all = list_tensors(path).map_or(Vec::new(), |(all, _)| all);
+        let hint = text::did_you_mean(name, all.iter().map(|it| it.name.as_str()));
+        return Err(Error::invalid(format!("the checkpoint has no variable '{name}'{hint}"))
+            .at(path.display()));
+    }
+    checkpoint.tensors.iter().try_for_each(|(name, tensor)| match program.find_var(name) {
+        Some(id) => check(program.var(id), tensor).map_err(|error| error.at(path.display())),
+        None => Ok(()),
+    })
 }
 
 /// Checks all of `wanted`, converts floats, and then puts them into the scope.
@@ -324,19 +363,11 @@ fn put(
     mut checkpoint: Checkpoint,
     wanted: &[&str],
 ) -> Result<()> {
-    let held: Vec<&str> = checkpoint.tensors.iter().map(|(name, _)| name.as_str()).collect();
-    for name in wanted {
-        if !held.contains(name) {
-            let hint = text::did_you_mean(name, held.iter().copied());
-            return Err(Error::invalid(format!("the checkpoint has no variable '{name}'{hint}"))
-                .at(path.display()));
-        }
-    }
+    check_wanted(path, program, &checkpoint, wanted)?;
     let mut converted = Vec::new();
     for (name, tensor) in &mut checkpoint.tensors {
         let Some(id) = program.find_var(name) else { continue };
         let var = program.var(id);
-        check(var, tensor).map_err(|error| error.at(path.display()))?;
         if tensor.dtype() != var.dtype && wanted.contains(&name.as_str()) {
             let made = convert(var, tensor).map_err(|error| error.at(path.display()))?;
             converted.push((name.clone(), tensor.dtype(), var.dtype));

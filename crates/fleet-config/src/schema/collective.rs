@@ -183,14 +183,12 @@ message! {
                 "segment_anchors"]),
                 "segments are cut by bytes or at named variables",
                 "segment_broadcast_MB"
-            ],
-            ignored "parameters are on every rank";
+            ];
         /// Size of the parameters of one broadcast, in MB.
         segment_broadcast_MB(2): optional float = 32.0,
-            allowed [ABOVE_0, "a segment cannot be empty", "32"],
-            ignored "parameters are on every rank";
+            allowed [ABOVE_0, "a segment cannot be empty", "32"];
         /// Variables at which segments end.
-        segment_anchors(3): repeated string, ignored "parameters are on every rank";
+        segment_anchors(3): repeated string;
         /// Workers that share one copy of the parameters. If it is not assigned: all workers, or as
         /// many as `dp_degree` leaves.
         sharding_degree(4): optional int32 = 8,
@@ -222,7 +220,8 @@ message! {
         /// Divides the optimizer state among data-parallel workers.
         _dp_as_optimizer_sharding(13): optional bool = false,
             ignored "stage 1 divides the optimizer state among data-parallel workers";
-        /// Divided state: 1 the optimizer state, 2 also gradients, 3 also parameters.
+        /// Divided state: 1 the optimizer state, 2 also gradients, 3 also parameters. If it is not
+        /// assigned: all of them.
         stage(14): optional int32 = 1,
             allowed [
                 Range(Included(1.0), Included(3.0)),

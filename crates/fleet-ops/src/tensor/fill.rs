@@ -26,6 +26,20 @@ pub static FILL_CONSTANT: OpDef = OpDef {
     traits: OpTraits { elementwise: true, ..OpTraits::amp(AmpClass::Gray) },
 };
 
+/// The op `empty`: an output with unspecified values, for ops that need memory to write to.
+pub static EMPTY: OpDef = OpDef {
+    spec: OpSpec {
+        name: "empty",
+        inputs: &[],
+        outputs: &[one("Out")],
+        attrs: &[required("shape", AttrKind::Ints), attr("dtype", DTypeOf(DType::F32))],
+    },
+    infer: infer_shape_attr,
+    grad: Grad::None,
+    cpu: |_| Ok(Kernel::infallible(|_| {})),
+    traits: OpTraits { cost: |_| crate::Cost::default(), ..OpTraits::plain() },
+};
+
 /// Gives Out the shape and element type of the attributes, which must be fully known.
 pub(crate) fn infer_shape_attr(i: &mut InferCtx<'_>) -> Result<()> {
     let shape = known_shape(i.op)?;

@@ -2,8 +2,10 @@
 //! in registers, and the backward pass computes the bias gradient in the same sweep.
 //!
 //! The pass matches `mul` and plain `matmul_v2` (no transposes, a two-dimensional `w`), followed by
-//! an `elementwise_add` of a row and an optional activation. If one such layer feeds the next
-//! through a relu, the gradient of the relu is applied to the tiles of the later layer's `X@GRAD`.
+//! an `elementwise_add` of a row and an optional activation. The backward pass may read `w` and the
+//! bias from other variables than the forward pass, because sharding sends parameters again. If
+//! one such layer feeds the next through a relu, the gradient of the relu is applied to the tiles
+//! of the later layer's `X@GRAD`.
 
 use super::fusion::{Fusion, Rule, Variant};
 use super::graph::Graph;
@@ -27,15 +29,15 @@ pub(crate) const FUSION: Fusion = Fusion {
                 at_act(&[
                     DACT,
                     "dadd: (X@GRAD: dproduct, Y@GRAD: dbias?) = \
-                     elementwise_add_grad(Out@GRAD: dsum, Y: bias, X: product)",
+                     elementwise_add_grad(Out@GRAD: dsum, Y: bias_again, X: product)",
                     "dproduct: (X@GRAD: dx?, Y@GRAD: dw?) = \
-                     $product_grad(X: x, Y: w, Out@GRAD: dproduct)",
+                     $product_grad(X: x, Y: w_again, Out@GRAD: dproduct)",
                 ]),
                 // The gradient of a sum for an operand of the same shape needs no op.
                 at_act(&[
                     DACT,
                     "dadd: (X@GRAD: -, Y@GRAD: dbias) = \
-                     elementwise_add_grad(Out@GRAD: dsum, Y: bias, X: product)",
+                     elementwise_add_grad(Out@GRAD: dsum, Y: bias_again, X: product)",
                     DPRODUCT_OF_DSUM,
                 ]),
                 // The bias is not trained.
@@ -50,15 +52,15 @@ pub(crate) const FUSION: Fusion = Fusion {
             backward: &[
                 at_add(&[
                     "dadd: (X@GRAD: dproduct, Y@GRAD: dbias?) = \
-                     elementwise_add_grad(Out@GRAD: dout, Y: bias, X: product)",
+                     elementwise_add_grad(Out@GRAD: dout, Y: bias_again, X: product)",
                     "dproduct: (X@GRAD: dx?, Y@GRAD: dw?) = \
-                     $product_grad(X: x, Y: w, Out@GRAD: dproduct)",
+                     $product_grad(X: x, Y: w_again, Out@GRAD: dproduct)",
                 ]),
                 at_add(&[
                     "dadd: (X@GRAD: -, Y@GRAD: dbias) = \
-                     elementwise_add_grad(Out@GRAD: dout, Y: bias, X: product)",
+                     elementwise_add_grad(Out@GRAD: dout, Y: bias_again, X: product)",
                     "dproduct: (X@GRAD: dx?, Y@GRAD: dw?) = \
-                     $product_grad(X: x, Y: w, Out@GRAD: dout)",
+                     $product_grad(X: x, Y: w_again, Out@GRAD: dout)",
                 ]),
             ],
         },
@@ -70,20 +72,20 @@ const PRODUCT: &str = "product: (Out: product) = mul|matmul_v2(X: x, Y: w)";
 /// Some activations read their input in the backward pass, others their output.
 const DACT: &str = "dact: (X@GRAD: dsum) = $act_grad(X: sum?, Out: out?, Out@GRAD: dout)";
 const DPRODUCT_OF_DSUM: &str =
-    "dproduct: (X@GRAD: dx?, Y@GRAD: dw?) = $product_grad(X: x, Y: w, Out@GRAD: dsum)";
+    "dproduct: (X@GRAD: dx?, Y@GRAD: dw?) = $product_grad(X: x, Y: w_again, Out@GRAD: dsum)";
 
 // The new op replaces the first of the old ones, because an op that communicates a gradient may
 // directly follow it.
 const fn at_act(find: &'static [&'static str]) -> Rule {
     let becomes = &["dproduct @ dact: (X@GRAD: dx, Y@GRAD: dw, Bias@GRAD: dbias) = \
-         fused_gemm_epilogue_grad(X: x, Y: w, Bias: bias, Out: out, PreAct: pre_act, \
+         fused_gemm_epilogue_grad(X: x, Y: w_again, Bias: bias, Out: out, PreAct: pre_act, \
          Out@GRAD: dout)"];
     Rule { find, becomes }
 }
 
 const fn at_add(find: &'static [&'static str]) -> Rule {
     let becomes = &["dproduct @ dadd: (X@GRAD: dx, Y@GRAD: dw, Bias@GRAD: dbias) = \
-         fused_gemm_epilogue_grad(X: x, Y: w, Bias: bias, Out: out, Out@GRAD: dout)"];
+         fused_gemm_epilogue_grad(X: x, Y: w_again, Bias: bias, Out: out, Out@GRAD: dout)"];
     Rule { find, becomes }
 }
 

@@ -102,13 +102,17 @@ impl NewOp {
     }
 
     /// Returns whether the op can run at its position: no remaining op between it and an old op
-    /// changes a variable that both read, or uses a variable that both write.
+    /// changes a variable that both read, or uses a variable that both write. Old ops of the same
+    /// pass count, if there are any: between the passes, sharding may send a parameter again.
     fn can_move(&self, found: &Match<'_>, old: &[OpId]) -> bool {
         let graph = found.graph;
         let to = graph.position(self.place);
+        let is_backward = |id: OpId| found.program.op(id).role.is_backward();
+        let is_of_pass = |id: &&OpId| is_backward(**id) == is_backward(self.place);
         let is_free = |var: VarId, uses: fn(&Graph, VarId) -> &[OpId], others: &[&[OpId]]| {
-            let moved = uses(graph, var).iter().filter(|id| old.contains(id));
-            let mut between = moved.map(|id| {
+            let all = || uses(graph, var).iter().filter(|id| old.contains(id));
+            let has_own = all().any(|id| is_of_pass(&id));
+            let mut between = all().filter(|id| !has_own || is_of_pass(id)).map(|id| {
                 let from = graph.position(*id);
                 from.min(to) + 1..from.max(to)
             });

@@ -123,27 +123,33 @@ impl Strategy for DataParallel {
     }
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
-        broadcast_parameters(job)
+        let (ring, nranks) = (job.world_rings()[0], job.ranks.count);
+        let params: Vec<VarId> = job.programs.startup.parameters().map(|(id, _)| id).collect();
+        broadcast_parameters(job, &params, (ring, nranks))
     }
 }
 
-/// Gives all ranks rank 0's initial parameters.
-pub(super) fn broadcast_parameters(job: &mut Job<'_>) -> Result<()> {
-    let ring = job.world_rings()[0];
-    let nranks = job.ranks.count;
-    let params: Vec<VarId> = job.programs.startup.parameters().map(|(id, _)| id).collect();
+/// Gives all ranks of a ring the initial parameters of its rank 0.
+pub(super) fn broadcast_parameters(
+    job: &mut Job<'_>,
+    params: &[VarId],
+    (ring, nranks): (i64, usize),
+) -> Result<()> {
+    if params.is_empty() {
+        return Ok(());
+    }
     let mut emit = job.emit_startup();
     emit.op(&broadcast::DEF)
-        .inputs("X", &params)
-        .outputs("Out", &params)
+        .inputs("X", params)
+        .outputs("Out", params)
         .attr("ring_id", ring)
         .attr("nranks", nranks)
         .attr("root", 0)
         .attr("label", "parameters")
         .done()?;
     emit.op(&control::SYNC_COMM)
-        .inputs("X", &params)
-        .outputs("Out", &params)
+        .inputs("X", params)
+        .outputs("Out", params)
         .attr("ring_id", ring)
         .done()?;
     emit.append();

@@ -34,6 +34,7 @@ pub(crate) mod lars;
 pub(crate) mod local_sgd;
 mod offload;
 pub(crate) mod recompute;
+pub(crate) mod segments;
 pub(crate) mod sharding;
 pub(crate) mod sync_batch_norm;
 mod weight_decay;

@@ -201,7 +201,10 @@ fn copy_op(
 }
 
 /// Returns the inputs whose values an op reads, without those of which it needs only the shape.
-fn read_inputs<'a>(registry: &Registry, op: &'a Op) -> impl Iterator<Item = VarId> + use<'a> {
+pub(super) fn read_inputs<'a>(
+    registry: &Registry,
+    op: &'a Op,
+) -> impl Iterator<Item = VarId> + use<'a> {
     let def = registry.find(op.name());
     let unread: Vec<usize> = def.into_iter().flat_map(OpDef::shape_only_slots).collect();
     let slots = op.inputs.iter().enumerate();

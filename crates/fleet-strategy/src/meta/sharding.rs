@@ -11,20 +11,25 @@
 //! * unscale, update: an owner unscales, clips and updates its own parameters only, so only it has
 //!   optimizer state. The global norm and the check for finite gradients include those of all
 //!   owners.
-//! * finish: owners broadcast the updated parameters.
+//! * finish: with stages 1 and 2, owners broadcast the updated parameters. With stage 3, and if no
+//!   stage is assigned, other ranks do not keep them: owners broadcast them before their use,
+//!   segment by segment (see `segments.rs`).
 //!
 //! With stage 1, accumulators of gradient merge are on every rank, and ranks communicate once in k
 //! steps. From stage 2, and with `gradient_merge_acc_step`, owners accumulate the sums: ranks
 //! communicate in every step.
 
 use super::data_parallel::{broadcast_parameters, buckets_of, gather_rows, scale_loss_gradient};
-use super::{Applies, Conflict, Facts, Strategy, StrategyId, WithServers, gradient_merge};
+use super::{
+    Applies, Conflict, Facts, Strategy, StrategyId, WithServers, gradient_merge, segments,
+};
+use crate::buckets::grouped;
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
 use crate::owners::{Grid, Merge, Shards};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, text};
 use fleet_config::Problem;
-use fleet_ir::{OpId, OpRole, VarId};
+use fleet_ir::{OpId, OpRole, Program, VarId};
 use fleet_nn::optimizer::{ParamGrad, SharedUpdate};
 use fleet_ops::{
     Emit,
@@ -32,6 +37,8 @@ use fleet_ops::{
     math::cast,
 };
 use fleet_tensor::DType;
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
 
 pub struct Sharding;
 
@@ -68,6 +75,7 @@ impl Strategy for Sharding {
                 .help("remove one of them");
             problems.push(problem);
         }
+        check_segments(strategy, problems);
         if configs.hybrid_dp() && configs.sharding_degree.is_none() && configs.dp_degree.is_none() {
             let problem = Problem::warning("sharding_configs.hybrid_dp", "has no effect alone")
                 .why("without degrees, all ranks are one group")
@@ -84,9 +92,10 @@ impl Strategy for Sharding {
         if facts.ranks.count == 1 {
             return Applies::Idle("one rank: nothing to divide".into());
         }
-        if strategy.sharding_configs().stage.is_none_or(|stage| stage > 2) {
-            let reason = "parameters are not divided among ranks: set stage to 1 or 2";
-            return Applies::Refused("sharding_configs.stage".into(), reason.into());
+        if divides_params(strategy)
+            && let Some((field, reason)) = why_not_divided(strategy, facts.program)
+        {
+            return Applies::Refused(field, reason);
         }
         match Grid::of(strategy, facts.ranks.count) {
             Err((field, reason)) => Applies::Refused(field, reason),
@@ -118,27 +127,41 @@ impl Strategy for Sharding {
         job.use_world_ring(world);
         let merge = Merge::of(job.strategy);
         let (params, owner) = Default::default();
-        job.shards = Some(Shards { ring, copies, grid, rank: place, merge, params, owner });
+        job.shards = Some(Shards {
+            ring,
+            copies,
+            grid,
+            rank: place,
+            merge,
+            params,
+            owner,
+            names: Vec::new(),
+            divides_params: divides_params(job.strategy),
+            segments: Vec::new(),
+        });
         Ok(())
     }
 
     fn backward(&self, job: &mut Job<'_>) -> Result<()> {
-        divide(job)?;
+        let shards = divide(job)?;
+        if shards.divides_params {
+            segments::repeat_casts(job, &shards.params)?;
+        }
+        job.shards = Some(shards);
         scale_loss_gradient(job)
     }
 
     fn communicate(&self, job: &mut Job<'_>) -> Result<()> {
-        let shards = shards(job)?;
+        let mut shards = shards(job)?;
+        if shards.divides_params {
+            shards.segments = segments::cut(job, &shards.params);
+            job.notes.push(format!("sharding: {} segments", shards.segments.len()));
+        }
         let world = job.world_rings()[0];
         let mut placed = Vec::new();
         gather_rows(job, world, &mut placed)?;
         let mut calls = 0;
-        // Gradients of the last parameters are computed first.
-        for owner in (0..shards.grid.sharding).rev() {
-            let grads = job.grads.iter().copied();
-            let sent: Vec<ParamGrad> = grads
-                .filter(|(param, grad)| shards.owner(*param) == owner && !job.is_sparse(*grad))
-                .collect();
+        for (owner, sent) in by_owner(job, &shards) {
             let buckets = buckets_of(job, &sent);
             calls += buckets.len();
             for bucket in buckets {
@@ -153,8 +176,9 @@ impl Strategy for Sharding {
         job.at.shared = Some(SharedUpdate {
             ring: shards.ring,
             nranks: shards.grid.sharding,
-            params: shards.params,
+            params: shards.params.clone(),
         });
+        job.shards = Some(shards);
         Ok(())
     }
 
@@ -177,24 +201,60 @@ impl Strategy for Sharding {
         if shards.merge.is_some() {
             gradient_merge::clear(job)?;
         }
-        for owner in 0..shards.grid.sharding {
-            let params = shards.params.iter().filter(|param| shards.owner(**param) == owner);
-            let params: Vec<ParamGrad> = params.map(|param| (*param, *param)).collect();
-            for bucket in buckets_of(job, &params) {
-                let vars: Vec<VarId> = bucket.iter().map(|at| params[*at].0).collect();
-                let mut emit = job.emit(OpRole::OPTIMIZE);
-                let call = emit.op(&broadcast::DEF).inputs("X", &vars).outputs("Out", &vars);
-                let call = call.attr("ring_id", shards.ring).attr("root", owner);
-                let call = call.attr("nranks", shards.grid.sharding);
-                call.attr("label", format!("parameters of rank {owner}")).done()?;
-                emit.append();
-            }
+        match shards.divides_params {
+            true => segments::insert_broadcasts(job, &shards),
+            false => broadcast_updated(job, &shards),
         }
-        Ok(())
     }
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
-        broadcast_parameters(job)
+        let shards = shards(job)?;
+        let (all, world) = (job.ranks.count, job.world_rings()[0]);
+        let startup = &mut job.programs.startup;
+        if !shards.divides_params {
+            let params: Vec<VarId> = startup.parameters().map(|(id, _)| id).collect();
+            return broadcast_parameters(job, &params, (world, all));
+        }
+        let divided: HashSet<&String> = shards.names.iter().map(|(name, _)| name).collect();
+        let others = shards.names.iter().filter(|(_, owner)| *owner != shards.rank);
+        segments::remove_others(startup, &others.map(|(name, _)| name.clone()).collect());
+        let (own, rest): (Vec<VarId>, Vec<VarId>) = startup
+            .parameters()
+            .map(|(id, _)| id)
+            .partition(|id| divided.contains(&startup.var(*id).name));
+        broadcast_parameters(job, &rest, (world, all))?;
+        match shards.copies {
+            Some(copies) => broadcast_parameters(job, &own, (copies, shards.grid.copies)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Reports settings of segments that have no effect.
+fn check_segments(strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
+    let configs = strategy.sharding_configs();
+    let by_anchors = configs.sharding_segment_strategy() == "segment_anchors";
+    let (size, anchors) = (configs.segment_broadcast_MB, !configs.segment_anchors.is_empty());
+    if by_anchors && !anchors {
+        let path = "sharding_configs.segment_anchors";
+        let problem = Problem::error(path, "no anchors")
+            .why("sharding_segment_strategy is segment_anchors")
+            .help("list the variables at which segments end");
+        problems.push(problem);
+    }
+    let divides = divides_params(strategy);
+    let unused = [
+        ("sharding_segment_strategy", configs.sharding_segment_strategy.is_some() && !divides),
+        ("segment_broadcast_MB", size.is_some() && (by_anchors || !divides)),
+        ("segment_anchors", anchors && (!by_anchors || !divides)),
+    ];
+    for (name, _) in unused.into_iter().filter(|(_, is_unused)| *is_unused) {
+        let why = match divides {
+            true => "sharding_segment_strategy selects the other way to cut segments",
+            false => "stages 1 and 2 do not divide parameters",
+        };
+        let problem = Problem::warning(format!("sharding_configs.{name}"), "has no effect");
+        problems.push(problem.why(why).help("remove it"));
     }
 }
 
@@ -204,8 +264,29 @@ const FIRST_RING: i64 = 1;
 fn what_is_divided(strategy: &Effective<'_>) -> &'static str {
     match strategy.sharding_configs().stage {
         Some(1) => "the optimizer state",
-        _ => "optimizer state and gradients",
+        Some(2) => "optimizer state and gradients",
+        _ => "optimizer state, gradients and parameters",
     }
+}
+
+/// Returns whether parameters are divided: with stage 3, and by default.
+fn divides_params(strategy: &Effective<'_>) -> bool {
+    strategy.sharding_configs().stage.is_none_or(|stage| stage > 2)
+}
+
+/// Returns why the parameters of a program cannot be divided: the field at fault, and the reason.
+fn why_not_divided(strategy: &Effective<'_>, program: &Program) -> Option<(String, String)> {
+    if program.root_ops().any(|(_, op)| op.sub_block().is_some()) {
+        let reason = "sharding does not divide the parameters of programs with branches of a cond \
+                      or loops: set stage to 1 or 2";
+        return Some(("sharding_configs.stage".into(), reason.into()));
+    }
+    let anchors = &strategy.sharding_configs().segment_anchors;
+    let at = anchors.iter().position(|name| program.find_var(name).is_none())?;
+    let names = program.vars().map(|(_, var)| var.name.as_str());
+    let hint = text::did_you_mean(&anchors[at], names);
+    let field = format!("sharding_configs.segment_anchors[{at}]");
+    Some((field, format!("unknown anchor variable '{}'{hint}", anchors[at])))
 }
 
 fn shards(job: &Job<'_>) -> Result<Shards> {
@@ -213,7 +294,7 @@ fn shards(job: &Job<'_>) -> Result<Shards> {
 }
 
 /// Divides the trained parameters among the ranks of a group.
-fn divide(job: &mut Job<'_>) -> Result<()> {
+fn divide(job: &mut Job<'_>) -> Result<Shards> {
     let mut shards = shards(job)?;
     let mut params: Vec<VarId> = job.grads.iter().map(|(param, _)| *param).collect();
     params.sort();
@@ -221,6 +302,8 @@ fn divide(job: &mut Job<'_>) -> Result<()> {
     let elements = |param: &VarId| main.var(*param).shape.numel().unwrap_or(0) as u64;
     let elements: Vec<u64> = params.iter().map(elements).collect();
     shards.divide(params, &elements);
+    let named = shards.params.iter().map(|it| (main.var_name(*it).to_string(), shards.owner(*it)));
+    shards.names = named.collect();
     let own = shards.params.iter().filter(|param| shards.is_own(**param)).count();
     job.notes.push(format!(
         "sharding: rank {} of {} owns {own} of {} parameters",
@@ -228,7 +311,41 @@ fn divide(job: &mut Job<'_>) -> Result<()> {
         shards.grid.sharding,
         shards.params.len()
     ));
-    job.shards = Some(shards);
+    Ok(shards)
+}
+
+/// Returns the dense gradients of each owner, those of the last parameters first, as they are
+/// computed. If parameters are divided, gradients of different segments are apart.
+fn by_owner(job: &Job<'_>, shards: &Shards) -> Vec<(usize, Vec<ParamGrad>)> {
+    let main = &job.programs.main;
+    let dense = job.grads.iter().filter(|(_, grad)| !job.is_sparse(*grad));
+    let mut segment_of: HashMap<VarId, usize> = HashMap::new();
+    for (at, segment) in shards.segments.iter().enumerate() {
+        let written = segment.ops.iter().flat_map(|id| main.op(*id).all_outputs());
+        segment_of.extend(written.map(|var| (var, at)));
+    }
+    let key =
+        |(param, grad): &ParamGrad| (segment_of.get(grad).copied(), Reverse(shards.owner(*param)));
+    let mut groups = grouped(dense.map(|pair| (key(pair), *pair)));
+    groups.sort_by_key(|(key, _)| *key);
+    groups.into_iter().map(|((_, Reverse(owner)), sent)| (owner, sent)).collect()
+}
+
+/// Emits the broadcasts of all parameters by their owners, after the update.
+fn broadcast_updated(job: &mut Job<'_>, shards: &Shards) -> Result<()> {
+    for owner in 0..shards.grid.sharding {
+        let params = shards.params.iter().filter(|param| shards.owner(**param) == owner);
+        let params: Vec<ParamGrad> = params.map(|param| (*param, *param)).collect();
+        for bucket in buckets_of(job, &params) {
+            let vars: Vec<VarId> = bucket.iter().map(|at| params[*at].0).collect();
+            let mut emit = job.emit(OpRole::OPTIMIZE);
+            let call = emit.op(&broadcast::DEF).inputs("X", &vars).outputs("Out", &vars);
+            let call = call.attr("ring_id", shards.ring).attr("root", owner);
+            let call = call.attr("nranks", shards.grid.sharding);
+            call.attr("label", format!("parameters of rank {owner}")).done()?;
+            emit.append();
+        }
+    }
     Ok(())
 }
 

@@ -70,6 +70,8 @@ fn documented_chains() {
     check_with("lamb+recompute+amp", "adam", 2, "RawProgram -> AMP -> Recompute -> Lamb -> lamb");
     check("dgc", "RawProgram -> DGC -> momentum");
     check("dgc+recompute", "RawProgram -> Recompute -> DGC -> momentum");
+    check("sharding", "Sharding -> momentum");
+    check("sharding+amp+recompute+lars", "Sharding -> AMP -> Recompute -> Lars -> lars_momentum");
     check("localsgd+amp", "RawProgram -> LocalSGD -> AMP -> momentum");
 }
 
@@ -95,7 +97,6 @@ fn refusals() {
     check("dgc+lars", "error: dgc conflicts with lars");
     check("dgc+fp16", "error: dgc conflicts with fp16_allreduce");
     check("dgc+gm", "error: dgc conflicts with gradient_merge");
-    check("sharding", "error: parameters are not divided among ranks: set stage to 1 or 2");
     check("pipeline", "error: pipeline: is not supported");
     check("pipeline+sharding", "error: pipeline: is not supported");
     let overlap =

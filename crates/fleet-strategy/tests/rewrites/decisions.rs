@@ -116,7 +116,10 @@ fn optimizers() -> Vec<(&'static str, OptimizerDesc)> {
 /// Returns a value that differs from the default and matches the network.
 fn value(case: &Case) -> Value {
     match &*case.path {
-        "recompute_configs.checkpoints" => ["fc_0.tmp_1"].into(),
+        "recompute_configs.checkpoints" | "sharding_configs.segment_anchors" => {
+            ["fc_0.tmp_1"].into()
+        }
+        "sharding_configs.sharding_segment_strategy" => "segment_anchors".into(),
         "amp_configs.custom_white_list" => ["mean"].into(),
         "amp_configs.custom_black_list" => ["mul"].into(),
         "amp_configs.custom_black_varnames" => ["fc_0.w_0"].into(),
@@ -138,15 +141,19 @@ fn assigned(mode: Mode, case: &Case) -> Option<DistributedStrategy> {
         (_, "gradient_merge") => mode.base().with_gradient_merge_configs(
             fleet_strategy::GradientMergeConfig::default().with_k_steps(2),
         ),
-        (_, "sharding" | "sharding_configs.hybrid_dp" | "sharding_configs.sharding_degree") => {
-            let configs = ShardingConfig::default().with_stage(1);
-            let configs = match &*case.path {
+        (_, path) if path.starts_with("sharding_configs.") => {
+            let configs = ShardingConfig::default();
+            mode.base().use_sharding(match path {
                 "sharding_configs.hybrid_dp" => configs.with_sharding_degree(4),
                 "sharding_configs.sharding_degree" => configs.with_hybrid_dp(true),
+                "sharding_configs.sharding_segment_strategy" => {
+                    configs.with_segment_anchors(["fc_0.tmp_1"])
+                }
+                "sharding_configs.segment_anchors" => {
+                    configs.with_sharding_segment_strategy("segment_anchors")
+                }
                 _ => configs,
-            };
-            let strategy = mode.base().use_sharding(configs);
-            strategy.with_sharding(case.path != "sharding")
+            })
         }
         (_, "fp16_allreduce_dtype") => mode.base().with_fp16_allreduce(true),
         (_, "hierarchical_allreduce_inter_nranks") => {

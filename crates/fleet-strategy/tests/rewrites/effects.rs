@@ -215,14 +215,20 @@ pub fn switched_on(strategy: DistributedStrategy, path: &str) -> DistributedStra
         "dgc_configs" => strategy.with_dgc(true),
         "lars_configs" => strategy.with_lars(true),
         "lamb_configs" => strategy.with_lamb(true),
-        "sharding_configs" => {
-            let configs = strategy.sharding_configs().clone().with_stage(1);
-            strategy.use_sharding(configs)
-        }
+        "sharding_configs" => strategy.with_sharding(true),
         "recompute_configs" => strategy.use_recompute(["fc_0.tmp_2", "fc_1.tmp_2"]),
         other => panic!("{other} has neither a mark nor a test"),
     }
 }
+
+const ANCHORED: &str = concat!(
+    "sharding=true sharding_configs={\"sharding_segment_strategy\":\"segment_anchors\",",
+    "\"segment_anchors\":[\"fc_0.tmp_2\"]}"
+);
+const ANCHORED_LATER: &str = concat!(
+    "sharding=true sharding_configs={\"sharding_segment_strategy\":\"segment_anchors\",",
+    "\"segment_anchors\":[\"fc_1.tmp_2\"]}"
+);
 
 /// Fields that need more than a switch: pairs of strategies that differ in them.
 #[rustfmt::skip]
@@ -258,9 +264,16 @@ const PAIRS: &[(&str, &str, &str)] = &[
         r#"lamb=true lamb_configs={"exclude_from_weight_decay":["fc_0.w_0"]}"#),
     ("fp16_allreduce_dtype", "fp16_allreduce=true",
         "fp16_allreduce=true fp16_allreduce_dtype=bfloat16"),
-    ("sharding", "", r#"sharding=true sharding_configs={"stage":1}"#),
-    ("sharding_configs.hybrid_dp", r#"sharding=true sharding_configs={"stage":1}"#,
-        r#"sharding=true sharding_configs={"stage":1,"sharding_degree":4,"hybrid_dp":true}"#),
+    ("sharding_configs.hybrid_dp", "sharding=true",
+        r#"sharding=true sharding_configs={"sharding_degree":4,"hybrid_dp":true}"#),
+    ("sharding_configs.stage", "sharding=true", r#"sharding=true sharding_configs={"stage":1}"#),
+    ("sharding_configs.sharding_segment_strategy", "sharding=true",
+        ANCHORED),
+    ("sharding_configs.segment_anchors",
+        ANCHORED,
+        ANCHORED_LATER),
+    ("sharding_configs.segment_broadcast_MB", "sharding=true",
+        r#"sharding=true sharding_configs={"segment_broadcast_MB":0.0001}"#),
     ("gradient_scale_configs.scale_strategy", "",
         r#"gradient_scale_configs={"scale_strategy":"sum"}"#),
 ];

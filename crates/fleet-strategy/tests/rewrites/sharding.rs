@@ -1,6 +1,9 @@
 //! Sharding: owners, groups, program text, and results that are those of data parallelism.
 
-use crate::world::{Network, Trained, assert_close, mlp, parameters, rewritten, train};
+use crate::world::{
+    Network, Trained, assert_close, batch, mlp, parameters, rewritten, services, train,
+};
+use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
 use fleet_nn::optimizer::Rule;
 use fleet_nn::prelude::*;
@@ -8,6 +11,7 @@ use fleet_strategy::{
     AmpConfig, DistributedStrategy, LambConfig, LarsConfig, Ranks, ShardingConfig, Spread,
     local_state,
 };
+use fleet_testkit::local;
 use std::collections::{BTreeMap, BTreeSet};
 
 const STEPS: usize = 5;
@@ -21,8 +25,20 @@ fn stage(stage: i32) -> DistributedStrategy {
 }
 
 fn sharded(strategy: DistributedStrategy, stage: i32) -> DistributedStrategy {
-    strategy.use_sharding(ShardingConfig::default().with_stage(stage))
+    strategy.use_sharding(configs(stage))
 }
+
+/// Returns the settings of a stage. Stage 0 assigns none, and cuts a segment at each layer.
+fn configs(stage: i32) -> ShardingConfig {
+    match stage {
+        0 => ShardingConfig::default()
+            .with_sharding_segment_strategy("segment_anchors")
+            .with_segment_anchors(["fc_0.tmp_2", "fc_1.tmp_2"]),
+        _ => ShardingConfig::default().with_stage(stage),
+    }
+}
+
+const STAGES: [i32; 4] = [1, 2, 3, 0];
 
 /// The documented network: 32 x 64, 64 x 64 and 64 x 2.
 fn documented(net: &Net) -> fleet_ir::VarId {
@@ -83,6 +99,83 @@ fn gradients_go_to_owners_and_parameters_come_back() {
     );
 }
 
+/// Segments are cut from the last op to the first. The parameters of a segment are sent when the
+/// segment before it begins, and are not kept.
+#[test]
+fn parameters_are_broadcast_by_segments() {
+    let strategy = DistributedStrategy::new().use_sharding(configs(0));
+    for count in [2, 8, 1024] {
+        let (programs, plan) =
+            rewritten(mlp, &momentum(), &strategy, Ranks::new(1, count)).unwrap();
+        assert_eq!(plan.chain_text(), "Sharding -> momentum");
+        let held: Vec<&str> = programs.main.parameters().map(|(_, var)| &*var.name).collect();
+        let startup: Vec<&str> = programs.startup.parameters().map(|(_, var)| &*var.name).collect();
+        assert_eq!(held, startup);
+        assert!(held.len() <= 3, "{held:?}");
+    }
+    // Rank 1 of 2 owns the parameters from fc_1.b_0.
+    let (programs, _) = rewritten(mlp, &momentum(), &strategy, Ranks::new(1, 2)).unwrap();
+    let main = programs.main;
+    let order: Vec<String> = main
+        .root_ops()
+        .filter(|(_, op)| {
+            matches!(op.name(), "mul" | "mul_grad" | "c_broadcast" | "c_reduce_sum" | "momentum")
+        })
+        .map(|(_, op)| {
+            let vars = match op.name().starts_with("mul") {
+                true => op.input("Y"),
+                false => &op.inputs[0],
+            };
+            let names: Vec<&str> = vars.iter().map(|var| main.var_name(*var)).collect();
+            format!("{} {}", op.name(), names.join(" "))
+        })
+        .collect();
+    assert_eq!(
+        order,
+        [
+            "c_broadcast fc_0.w_0@BroadCast_0 fc_0.b_0@BroadCast_0",
+            "c_broadcast fc_1.w_0@BroadCast_1",
+            "c_broadcast fc_1.b_0",
+            "mul fc_0.w_0@BroadCast_0",
+            "c_broadcast fc_2.w_0 fc_2.b_0",
+            "mul fc_1.w_0@BroadCast_1",
+            "mul fc_2.w_0",
+            "c_broadcast fc_1.w_0@BroadCast_4",
+            "mul_grad fc_2.w_0",
+            "c_reduce_sum fc_2.b_0@GRAD fc_2.w_0@GRAD",
+            "c_broadcast fc_0.w_0@BroadCast_5",
+            "c_reduce_sum fc_1.b_0@GRAD",
+            "mul_grad fc_1.w_0@BroadCast_4",
+            "c_reduce_sum fc_1.w_0@GRAD",
+            "mul_grad fc_0.w_0@BroadCast_5",
+            "c_reduce_sum fc_0.b_0@GRAD fc_0.w_0@GRAD",
+            "momentum fc_1.b_0",
+            "momentum fc_2.b_0",
+            "momentum fc_2.w_0",
+        ]
+    );
+}
+
+#[test]
+fn segments_end_at_anchors() {
+    let anchored = |names: &[&str]| {
+        let configs = ShardingConfig::default().with_sharding_segment_strategy("segment_anchors");
+        let configs = configs.with_segment_anchors(names.iter().map(ToString::to_string));
+        let strategy = DistributedStrategy::new().use_sharding(configs);
+        rewritten(mlp, &momentum(), &strategy, Ranks::new(0, 2))
+    };
+    let notes = anchored(&["fc_0.tmp_2"]).unwrap().1.notes;
+    assert!(notes.contains(&"sharding: 4 segments".to_string()), "{notes:?}");
+    // The size of one parameter is the smallest segment.
+    let configs = ShardingConfig::default().with_segment_broadcast_MB(1e-6);
+    let strategy = DistributedStrategy::new().use_sharding(configs);
+    let notes = rewritten(mlp, &momentum(), &strategy, Ranks::new(0, 2)).unwrap().1.notes;
+    assert!(notes.contains(&"sharding: 10 segments".to_string()), "{notes:?}");
+    let error = anchored(&["fc_0.tmp_9"]).unwrap_err().to_string();
+    assert!(error.contains("unknown anchor variable 'fc_0.tmp_9'; did you mean"), "{error}");
+    assert!(anchored(&[]).unwrap_err().to_string().contains("segment_anchors: no anchors"));
+}
+
 #[test]
 fn groups_of_any_number_of_ranks() {
     for (count, group) in [(8, 4), (1024, 8)] {
@@ -139,17 +232,20 @@ fn check_bits(
 ) {
     for count in [2, 3, 4] {
         let plain = train(network, optimizer, strategy, count, STEPS, &[]);
-        for stage in [1, 2] {
+        for stage in STAGES {
             let what = format!("{what}, stage {stage}, {count} ranks");
             let strategy = sharded(strategy.clone(), stage);
             let ranks = train(network, optimizer, &strategy, count, STEPS, &[]);
             assert!(union(&ranks) == union(&plain), "{what}: other results");
             for (rank, own) in ranks.iter().enumerate() {
-                assert!(parameters(&own.kept) == parameters(&plain[rank].kept), "{what}");
+                let all = parameters(&plain[rank].kept);
+                let held = parameters(&own.kept);
+                assert!(held.iter().all(|(name, value)| all[name] == *value), "{what}");
+                assert_eq!(held.len() < all.len(), matches!(stage, 0 | 3), "{what}: rank {rank}");
                 let size = |it: &Trained| it.kept.values().map(Vec::len).sum::<usize>();
-                let is_smaller = size(own) < size(&plain[rank]);
                 let has_state = !matches!(optimizer.rule, Rule::Sgd(_));
-                assert_eq!(is_smaller, has_state, "{what}: rank {rank}");
+                let is_divided = has_state || matches!(stage, 0 | 3);
+                assert_eq!(size(own) < size(&plain[rank]), is_divided, "{what}: rank {rank}");
             }
         }
     }
@@ -216,19 +312,19 @@ fn every_strategy_computes_the_same_bits() {
 
 fn all_close(what: &str, ranks: &[Trained], plain: &[Trained]) {
     assert_close(&union(ranks), &union(plain), 1e-6, what);
+    let all = union(ranks);
     for own in ranks {
-        assert!(parameters(&own.kept) == parameters(&ranks[0].kept), "{what}");
+        assert!(parameters(&own.kept).iter().all(|(name, value)| all[name] == *value), "{what}");
     }
 }
 
 /// Two groups of two ranks add in another order than four ranks.
 #[test]
 fn groups_are_data_parallel() {
-    let configs = ShardingConfig::default().with_sharding_degree(2).with_dp_degree(2);
     for (name, optimizer) in optimizers() {
-        for stage in [1, 2] {
-            let strategy =
-                DistributedStrategy::new().use_sharding(configs.clone().with_stage(stage));
+        for stage in STAGES {
+            let configs = configs(stage).with_sharding_degree(2).with_dp_degree(2);
+            let strategy = DistributedStrategy::new().use_sharding(configs);
             let ranks = train(mlp, &optimizer, &strategy, 4, STEPS, &[]);
             let plain = train(mlp, &optimizer, &DistributedStrategy::new(), 4, STEPS, &[]);
             all_close(&format!("{name}, stage {stage}"), &ranks, &plain);
@@ -254,6 +350,8 @@ fn gradients_are_merged() {
         }
         for strategy in [
             sharded(merge.clone(), 2),
+            sharded(merge.clone(), 3),
+            sharded(merge.clone(), 0),
             DistributedStrategy::new().use_sharding(acc.clone().with_stage(1)),
             DistributedStrategy::new().use_sharding(acc.clone().with_stage(2)),
         ] {
@@ -285,18 +383,75 @@ fn what_cannot_be_combined_is_refused() {
 /// Checkpoints divide state by this list.
 #[test]
 fn optimizer_state_is_known_to_have_an_owner() {
-    let configs = ShardingConfig::default().with_stage(1).with_sharding_degree(2);
+    let groups = configs(1).with_sharding_degree(2).with_hybrid_dp(true);
     let strategies = [
         stage(1),
-        DistributedStrategy::new().use_sharding(configs.with_hybrid_dp(true)),
+        DistributedStrategy::new().use_sharding(groups),
         with("amp").use_sharding(ShardingConfig::default().with_stage(2)),
+        with("amp").use_sharding(configs(0)),
     ];
     for strategy in strategies {
         let (programs, _) = rewritten(mlp, &momentum(), &strategy, Ranks::new(1, 4)).unwrap();
         let mut expected = velocities(&programs.main);
+        if strategy.sharding_configs().stage.is_none() {
+            expected.extend(programs.main.parameters().map(|(_, var)| var.name.as_str()));
+        }
         expected.sort_unstable();
         let local = local_state(&programs.main);
         assert!(local.iter().all(|var| var.spread == Spread::Owner), "{local:?}");
         assert_eq!(local.iter().map(|var| &*var.name).collect::<Vec<_>>(), expected);
+    }
+}
+
+/// Eight layers of 256 KiB.
+fn deep(net: &Net) -> fleet_ir::VarId {
+    let x = net.data("x", [-1, 6], DType::F32);
+    let y = net.data("y", [-1, 1], DType::F32);
+    let first = x.fc(Fc::new(256).act(Act::Tanh));
+    let hidden = (0..8).fold(first, |x, _| x.fc(Fc::new(256).act(Act::Tanh)));
+    hidden.fc(1).mse_loss(y, Reduction::Mean).id()
+}
+
+const KIB: usize = 1024;
+const LAYER_BYTES: usize = 256 * KIB;
+/// Biases, and the numbers that every rank has.
+const SMALL_BYTES: usize = 16 * KIB;
+
+/// Returns the bytes of state and of temporaries of each rank.
+fn memory(optimizer: &OptimizerDesc, strategy: &DistributedStrategy, count: usize) -> Vec<usize> {
+    let ranks = local::run(count, |rank, world| {
+        let (programs, plan) = rewritten(deep, optimizer, strategy, Ranks::new(rank, count))?;
+        let executor = Executor::new(ExecOptions::threads(1));
+        let mut executor = executor.services(services(world, &plan, rank));
+        let mut scope = Scope::new();
+        executor.run(&programs.startup, &mut scope, &[], &[])?;
+        let (x, y) = batch(0, rank, count)?;
+        let feeds = [("x", DType::F32, *x.shape()), ("y", DType::F32, *y.shape())];
+        let summary = executor.plan(&programs.main, &scope, &feeds, &[])?;
+        executor.run(&programs.main, &mut scope, &[("x", &x), ("y", &y)], &[])?;
+        Ok(summary.persistable_bytes + summary.arena_bytes)
+    });
+    ranks.into_iter().map(Result::unwrap).collect()
+}
+
+/// Of a model of 9 segments, a rank holds a quarter, two segments and a parameter.
+#[test]
+fn memory_is_divided() {
+    let adam: OptimizerDesc = Adam::new(0.01).into();
+    let whole = memory(&adam, &DistributedStrategy::new(), 1)[0];
+    let plain = DistributedStrategy::new();
+    let amp = with("bf16");
+    for strategy in [plain.clone(), amp] {
+        let segments = ShardingConfig::default().with_segment_broadcast_MB(0.25);
+        for rank in memory(&adam, &strategy.use_sharding(segments), 4) {
+            let limit = whole / 4 + 2 * LAYER_BYTES + LAYER_BYTES + SMALL_BYTES;
+            assert!(rank <= limit, "{} KiB of {} KiB", rank / KIB, limit / KIB);
+        }
+    }
+    // Optimizer state is divided by stage 1.
+    let state = 2 * 8 * LAYER_BYTES;
+    for rank in memory(&adam, &sharded(plain, 1), 4) {
+        let limit = whole - state + state / 4 + 2 * LAYER_BYTES;
+        assert!(rank <= limit, "{} KiB of {} KiB", rank / KIB, limit / KIB);
     }
 }

@@ -29,7 +29,7 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
-use crate::save::{collect_named, persistables, put_all};
+use crate::save::{check_fit, collect_named, persistables, put_all};
 use fleet_base::disk::{Disk, DiskLock, RealDisk, make_folder, remove_folder_all};
 use fleet_base::output::note;
 use fleet_base::{Error, Result};
@@ -280,7 +280,9 @@ impl Checkpoints {
             }
             let meta = Meta { step: runs, ..Meta::default() };
             let changed_constants = changed_constants(program, scope, &tensors);
-            put_all(&path, program, scope, Checkpoint { tensors, meta })?;
+            let checkpoint = Checkpoint { tensors, meta };
+            self.check_fit(&path, program, &checkpoint)?;
+            put_all(&path, program, scope, checkpoint)?;
             let own = if all.len() == self.member.ranks { self.member.rank } else { 0 };
             return Ok(Newest::Loaded(Resumed {
                 step,
@@ -303,6 +305,19 @@ impl Checkpoints {
             .got(skipped.join("; "))
             .at(self.folder.display())
             .help("check that all ranks see the same folder; move it away to start from step 0"))
+    }
+
+    /// Rejects the checkpoint of another model on all ranks. A rank of a sharded job may read only
+    /// variables that fit.
+    fn check_fit(&self, path: &Path, program: &Program, checkpoint: &Checkpoint) -> Result<()> {
+        let fits = check_fit(path, program, checkpoint);
+        match (self.member.all("checkpoints: fits", fits.is_ok())?, fits) {
+            (true, _) => Ok(()),
+            (false, Err(error)) => Err(error),
+            (false, Ok(())) => Err(Error::invalid("the checkpoint is not of this model")
+                .got("variables that do not fit on another rank")
+                .at(path.display())),
+        }
     }
 
     /// Rejects a checkpoint that this user may not read, on any rank. It may be complete, so that

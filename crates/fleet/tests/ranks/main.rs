@@ -19,6 +19,7 @@ mod resume;
 mod strategies;
 mod trainer;
 mod unused;
+mod whole;
 
 use fleet::prelude::*;
 use fleet::strategy::BuildStrategy;
@@ -75,6 +76,8 @@ fn work(job: &str, folder: &Path) -> Result<()> {
             init().and_then(|fleet| arrival::compare(&fleet, name))
         }
         "meet" => init().and_then(|fleet| meet::compare(&fleet, folder)),
+        "save whole" => init().and_then(|fleet| whole::save(&fleet, folder)),
+        "load whole" => init().and_then(|fleet| whole::load(&fleet, folder)),
         "leave parameters unused" => init().and_then(|fleet| unused::train(&fleet)),
         "example" => examples::run_example(folder.to_str().unwrap_or_default()),
         "resnet" => examples::run_resnet(folder.to_str().unwrap_or_default()),

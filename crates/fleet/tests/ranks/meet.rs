@@ -51,7 +51,8 @@ pub fn compare(fleet: &Fleet, folder: &Path) -> Result<()> {
 
 #[test]
 fn models_become_one() {
-    for name in NAMES {
+    // Ranks that divide the parameters have no models to compare.
+    for name in NAMES.into_iter().filter(|name| *name != "sharded_parameters") {
         assert_success(&run_in("meet", 2, name));
     }
 }

@@ -102,6 +102,10 @@ pub fn resume_elsewhere(fleet: &Fleet, folder: &Path) -> Result<()> {
             }
         }
         (SAVED + 1..=SAVED + 3).try_for_each(|number| step(&mut session, fleet, number))?;
+        // Every rank has its own parameters only if they are divided.
+        if !session.scope.contains("fc_0.w_0") {
+            continue;
+        }
         let weight = session.scope.tensor("fc_0.w_0")?.to_vec::<f32>()?;
         assert!(weight.iter().all(|value| value.is_finite()));
     }

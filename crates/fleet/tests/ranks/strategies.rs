@@ -7,7 +7,7 @@ use fleet::strategy::{
 };
 
 /// Names of the strategies.
-pub const NAMES: [&str; 15] = [
+pub const NAMES: [&str; 16] = [
     "plain",
     "amp",
     "recompute",
@@ -23,6 +23,7 @@ pub const NAMES: [&str; 15] = [
     "sharding",
     "sharding_in_groups",
     "sharding_with_merge",
+    "sharded_parameters",
 ];
 
 pub fn strategy(name: &str) -> (DistributedStrategy, OptimizerDesc) {
@@ -61,6 +62,12 @@ pub fn strategy(name: &str) -> (DistributedStrategy, OptimizerDesc) {
         "sharding_with_merge" => {
             let configs = ShardingConfig::default().with_stage(2);
             plain.use_sharding(configs).use_gradient_merge(3)
+        }
+        "sharded_parameters" => {
+            let configs = ShardingConfig::default()
+                .with_sharding_segment_strategy("segment_anchors")
+                .with_segment_anchors(["batch_norm_0.tmp_2"]);
+            return (plain.use_sharding(configs).use_amp(amp), Adam::new(0.01).into());
         }
         other => panic!("no strategy {other}"),
     };
