@@ -6,6 +6,7 @@ This module needs no other part of the package: a dataset starts such a program 
 import contextlib
 import math
 import numbers
+import os
 import sys
 
 _EXAMPLE = "[('words', [1926, 8, 17]), ('label', [1])]"
@@ -56,28 +57,32 @@ class DataGenerator:
         number = 0
         # What the script prints must not come between the samples.
         with contextlib.redirect_stdout(sys.stderr):
-            try:
-                samples = []
-                for number, line in enumerate(lines, 1):
+            samples, numbers = [], []
+            for number, line in enumerate(lines, 1):
+                with _noted(number):
                     for sample in self.generate_sample(line)():
                         if sample is None:
                             continue
                         samples.append(sample)
+                        numbers.append(number)
                         if len(samples) == self.batch_size_:
-                            self._write(samples, out)
-                            samples = []
-                if samples:
-                    self._write(samples, out)
-            except Exception as error:
-                # Python 3.11 and later print notes below the exception.
-                if hasattr(error, "add_note"):
-                    error.add_note(f"at line {number} of the input")
-                raise
+                            self._write(samples, numbers, out)
+                            samples, numbers = [], []
+            if samples:
+                self._write(samples, numbers, out)
             out.flush()
 
-    def _write(self, samples, out):
-        for sample in self.generate_batch(samples)():
-            out.write(self._gen_str(sample))
+    def _write(self, samples, numbers, out):
+        """Writes a batch; ``numbers`` has the line of each sample."""
+        written, whole = 0, (numbers[0], numbers[-1])
+        with _noted(*whole):
+            made = self.generate_batch(list(samples))()
+            for sample in made:
+                # A batch may have other samples, or more, than it was made of.
+                same = written < len(samples) and sample is samples[written]
+                with _noted(*([numbers[written]] if same else whole)):
+                    out.write(self._gen_str(sample))
+                written += 1
 
     def _gen_str(self, line):
         """Returns the line of a sample."""
@@ -87,16 +92,43 @@ class DataGenerator:
         )
 
 
+@contextlib.contextmanager
+def _noted(first, last=None):
+    """Adds the lines of the input to an exception, unless it has them."""
+    try:
+        yield
+    except Exception as error:
+        # Python 3.11 and later print notes below the exception.
+        if hasattr(error, "add_note") and not getattr(error, "__notes__", None):
+            place = f"line {first}" if last in (None, first) else f"lines {first} to {last}"
+            error.add_note(f"at {place} of the input")
+        raise
+
+
+def _check_order(names):
+    """Refuses samples whose names are those of inputs in another order. A dataset passes the names
+    of its inputs."""
+    inputs = os.environ.get("FLEET_SLOTS")
+    inputs = inputs.split("\n") if inputs else []
+    places = {name: place for place, name in enumerate(inputs)}
+    if any(places.get(name, place) != place for place, name in enumerate(names)):
+        raise ValueError(
+            "the slots of a sample are in another order than the inputs of the dataset: "
+            f"expected {', '.join(inputs)}, got {', '.join(names)}\n  "
+            "help: yield the slots in the order of use_var"
+        )
+
+
 def _sample(line):
     if isinstance(line, (zip, map, filter)):
         line = list(line)
     if not isinstance(line, (list, tuple)):
         raise ValueError(
-            f"the output of process() must be in list or tuple type, got {type(line).__name__}\n  "
-            f"Example: {_EXAMPLE}"
+            f"a sample must be in list or tuple type, got {type(line).__name__}\n  "
+            f"help: yield a sample such as {_EXAMPLE}"
         )
     if not line:
-        raise ValueError(f"a sample has no slots\n  Example: {_EXAMPLE}")
+        raise ValueError(f"a sample has no slots\n  help: yield a sample such as {_EXAMPLE}")
     return line
 
 
@@ -127,26 +159,27 @@ class MultiSlotDataGenerator(DataGenerator):
         slots = self._proto_info
         if slots is not None and len(line) != len(slots):
             raise ValueError(
-                "the complete field set of two given line are inconsistent: "
-                f"require {len(slots)} fields, get {len(line)}"
+                "a sample has another number of slots than the first one: "
+                f"expected {len(slots)}, got {len(line)}"
             )
         made, words = [], []
         for index, item in enumerate(line):
             name, elements = _slot(item)
             if not isinstance(name, str):
-                raise ValueError(f"name{type(name)} must be in str type")
+                raise ValueError(f"the name of a slot must be a string, got {name!r}")
             if not isinstance(elements, list):
-                raise ValueError(f"elements{type(elements)} must be in list type: slot '{name}'")
+                kind = type(elements).__name__
+                raise ValueError(f"the values of slot '{name}' must be a list, got {kind}")
             if not elements:
                 raise ValueError(
-                    "the elements of each field can not be empty, you need padding it in "
-                    f"process(): slot '{name}'"
+                    f"slot '{name}' has no values\n  "
+                    "help: yield a padding value for it in generate_sample"
                 )
             kind = "uint64" if slots is None else slots[index][1]
             if slots is not None and name != slots[index][0]:
                 raise ValueError(
-                    "the field name of two given line are not match: "
-                    f"require<{slots[index][0]}>, get<{name}>."
+                    "a sample has another slot than the first one: "
+                    f"expected '{slots[index][0]}', got '{name}'"
                 )
             words.append(str(len(elements)))
             for element in elements:
@@ -156,21 +189,19 @@ class MultiSlotDataGenerator(DataGenerator):
                     kind = _checked(name, element, kind)
             words.extend(map(str, elements))
             made.append((name, kind))
+        if slots is None:
+            _check_order([name for name, _ in made])
         self._proto_info = made
         return " ".join(words) + "\n"
 
 
 def _checked(name, element, kind):
     """Returns the type of a slot with this element too."""
-    if isinstance(element, bool):
-        raise ValueError(
-            f"the type of element{type(element)} must be in int or float: slot '{name}'"
-        )
-    if isinstance(element, numbers.Integral):
+    if isinstance(element, numbers.Integral) and not isinstance(element, bool):
         return kind
-    if not isinstance(element, numbers.Real):
+    if isinstance(element, bool) or not isinstance(element, numbers.Real):
         raise ValueError(
-            f"the type of element{type(element)} must be in int or float: slot '{name}'"
+            f"the values of slot '{name}' must be integers or floats, got {element!r}"
         )
     if not math.isfinite(element):
         raise ValueError(f"slot '{name}' has a number that is not finite: {element}")

@@ -3,7 +3,7 @@
 import contextlib
 import warnings
 
-from fleet import _fleet
+from fleet import _checks, _fleet
 from fleet._framework import Program, Variable, _set, _state, default_main_program
 
 
@@ -156,6 +156,10 @@ def scope_guard(scope):
         yield
 
 
+#: Limit on threads: more than any machine has.
+THREADS_MAX = 4096
+
+
 class Executor:
     """Runs programs.
 
@@ -163,8 +167,7 @@ class Executor:
     """
 
     def __init__(self, place=None, threads=0):
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 0:
-            raise ValueError(f"threads: expected 0 or more, got {threads!r}")
+        threads = _checks.integer("threads", threads, 0, THREADS_MAX)
         if not isinstance(place, (CPUPlace, CUDAPlace, type(None))):
             raise TypeError(
                 f"place: expected CPUPlace() or CUDAPlace(0), got {place!r}\n  "
@@ -275,9 +278,8 @@ class Executor:
             raise ValueError("dataset: expected a dataset or a loader, got None")
         if not hasattr(dataset, "_source"):
             raise TypeError(f"dataset: expected a dataset or a loader, got {dataset!r}")
-        for name, value in [("thread", thread), ("print_period", print_period)]:
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name}: expected 0 or more, got {value!r}")
+        thread = _checks.integer("thread", thread, 0, THREADS_MAX)
+        print_period = _checks.integer("print_period", print_period, 0, 2**64 - 1)
         settings = {
             "infers": infers,
             "threads": thread,

@@ -2,7 +2,7 @@
 
 import os
 
-from fleet import _fleet
+from fleet import _checks, _fleet
 from fleet._executor import global_scope
 from fleet._framework import Program, Variable, default_main_program
 
@@ -12,7 +12,7 @@ def save_vars(executor, dirname, main_program=None, vars=None, predicate=None, f
 
     ``dirname`` is a folder, or a file that ends in .npz or .safetensors.
     """
-    program = main_program or default_main_program()
+    program = _program("main_program", main_program)
     chosen = _chosen(program, vars, predicate)
     _fleet.save_vars(_path(dirname, filename), program._cell, global_scope()._cell, chosen)
 
@@ -20,7 +20,7 @@ def save_vars(executor, dirname, main_program=None, vars=None, predicate=None, f
 def load_vars(executor, dirname, main_program=None, vars=None, predicate=None, filename=None):
     """Loads variables that `save_vars` saved. Nothing changes if one is missing or has another
     shape."""
-    program = main_program or default_main_program()
+    program = _program("main_program", main_program)
     chosen = _chosen(program, vars, predicate)
     _fleet.load_vars(_path(dirname, filename), program._cell, global_scope()._cell, chosen)
 
@@ -37,30 +37,29 @@ def load_persistables(executor, dirname, main_program=None, filename=None):
 
 def save_params(executor, dirname, main_program=None, filename=None):
     """Saves the parameters."""
-    program = main_program or default_main_program()
+    program = _program("main_program", main_program)
     save_vars(executor, dirname, program, program.all_parameters(), filename=filename)
 
 
 def load_params(executor, dirname, main_program=None, filename=None):
     """Loads the parameters."""
-    program = main_program or default_main_program()
+    program = _program("main_program", main_program)
     load_vars(executor, dirname, program, program.all_parameters(), filename=filename)
 
 
 def save_inference_model(path_prefix, feed_vars, fetch_vars, executor, program=None):
     """Saves the part of a program that computes ``fetch_vars`` from ``feed_vars``."""
     program, _, targets = _model_vars(feed_vars, fetch_vars, program)
-    _fleet.save_inference_model(
-        os.fspath(path_prefix), program._cell, targets, global_scope()._cell
-    )
+    folder = _checks.path("path_prefix", path_prefix)
+    _fleet.save_inference_model(folder, program._cell, targets, global_scope()._cell)
 
 
 def load_inference_model(path_prefix, executor):
     """Loads a model. Returns the program, the names of its inputs, and its targets; the variables
-    are in the global scope."""
-    cell, feeds, targets = _fleet.load_inference_model(
-        os.fspath(path_prefix), global_scope()._cell
-    )
+    are in the global scope. A model of a job with servers (``fleet.save_inference_model``) reads
+    the saved tables in this process."""
+    folder = _checks.path("path_prefix", path_prefix)
+    cell, feeds, targets = _fleet.load_inference_model(folder, global_scope()._cell)
     program = Program._of(cell)
     return [program, feeds, [program.var(name) for name in targets]]
 
@@ -68,9 +67,11 @@ def load_inference_model(path_prefix, executor):
 def _model_vars(feed_vars, fetch_vars, program):
     """Returns the program of a model, and the names of its inputs and results."""
     feeds, targets = _listed("feed_vars", feed_vars), _listed("fetch_vars", fetch_vars)
-    if program is None:
-        program = targets[0].program if targets and isinstance(targets[0], Variable) else None
-        program = program or default_main_program()
+    if program is None and targets and isinstance(targets[0], Variable):
+        program = targets[0].program
+    program = _program("program", program)
+    for name in _names(targets):
+        program.var(name)
     for name in _names(feeds):
         if not program.var(name).is_data:
             raise ValueError(f"feed_vars: '{name}' is not an input of the program")
@@ -85,11 +86,22 @@ def _listed(what, given):
 
 
 def _names(given):
+    for item in given:
+        if not isinstance(item, (str, Variable)):
+            raise TypeError(f"expected variables or names, got {item!r}")
     return [item.name if isinstance(item, Variable) else item for item in given]
 
 
+def _program(what, program):
+    program = default_main_program() if program is None else program
+    if not isinstance(program, Program):
+        raise TypeError(f"{what}: expected a Program, got {program!r}")
+    return program
+
+
 def _path(dirname, filename):
-    return os.path.join(dirname, filename) if filename else os.fspath(dirname)
+    dirname = _checks.path("dirname", dirname)
+    return os.path.join(dirname, _checks.path("filename", filename)) if filename else dirname
 
 
 def _chosen(program, vars, predicate):

@@ -67,7 +67,9 @@ class Program:
 
     @random_seed.setter
     def random_seed(self, seed):
-        self._cell.set_seed(seed)
+        from fleet import _checks
+
+        self._cell.set_seed(_checks.seed("seed", seed))
 
     def global_block(self):
         """Returns the program itself, which lists the variables of its block."""

@@ -77,6 +77,11 @@ def _fields(feeds, sample, row, what):
 def _column(feed, values, what):
     import numpy as np
 
+    from fleet._arrays import check_mask, converted
+
+    for row, value in enumerate(values):
+        if isinstance(value, np.ma.MaskedArray):
+            check_mask(_row_of(feed, row, what), value)
     if feed.ragged:
         return _joined(feed, values, what)
     if not values:
@@ -106,6 +111,8 @@ def _column(feed, values, what):
 def _joined(feed, values, what):
     """Returns the values of all rows, one after another."""
     import numpy as np
+
+    from fleet._arrays import converted
 
     rows = []
     for row, value in enumerate(values):
@@ -148,40 +155,6 @@ def _one_by_one(feed, values, what):
 
 def _row_of(feed, row, what):
     return f"row {row} of {what}: input '{feed.name}'"
-
-
-def converted(array, dtype, place):
-    """Returns an array as another type, if every number has a value in it. ``place`` returns how an
-    error names a row."""
-    import numpy as np
-
-    wanted = np.dtype(dtype)
-    if array.dtype == wanted:
-        return array
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"{place(0)}: expected numbers of {dtype}, got {array.dtype}")
-    if wanted.kind == "f":
-        with np.errstate(over="ignore"):
-            made = array.astype(wanted)
-        wrong = np.isinf(made) & np.isfinite(array)
-    elif wanted.kind in "iu":
-        limits = np.iinfo(wanted)
-        wrong = np.zeros(array.shape, bool)
-        if array.dtype.kind == "f":
-            # The limits of int64 are not exact as floats.
-            wrong = ~((array >= float(limits.min)) & (array < float(limits.max) + 1.0))
-            wrong |= np.floor(array) != array
-        elif array.dtype.kind in "iu":
-            wrong = (array < limits.min) | (array > limits.max)
-        with np.errstate(invalid="ignore"):
-            made = array.astype(wanted)
-    else:
-        raise ValueError(f"{place(0)}: expected {dtype}, got {array.dtype}")
-    if wrong.any():
-        index = tuple(int(i) for i in np.argwhere(wrong)[0])
-        row = index[0] if index else 0
-        raise ValueError(f"{place(row)}: expected {dtype}, got {array[index]}")
-    return made
 
 
 def whole(feeds, batch, what):

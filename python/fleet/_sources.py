@@ -2,7 +2,7 @@
 
 import math
 
-from fleet import _fleet, _rows
+from fleet import _checks, _fleet, _rows
 from fleet._loaders import GeneratorLoader
 
 
@@ -15,9 +15,12 @@ def from_table(
     It is for `Executor.train_from_dataset`, and an iterable of feeds. Each input takes the column
     of its name; ``columns`` has other names, or a list of names for an input of several columns:
     ``columns={"dense": ["age", "price"]}``. Numbers are converted to the type of the input if it
-    has their value. ``shuffle=True`` shuffles the rows for each pass, by ``seed``.
+    has their value; floats are rounded. ``shuffle=True`` shuffles the rows for each pass, by ``seed``.
     """
     feeds = _rows.feeds("use_var", use_var)
+    batch_size = _checks.integer("batch_size", batch_size, 1)
+    threads = _checks.integer("threads", threads, 1, 4096)
+    seed = _checks.seed("seed", seed)
     columns = dict(columns or {})
     unknown = [name for name in columns if name not in [feed.name for feed in feeds]]
     if unknown:
@@ -98,6 +101,8 @@ def _numbers(array, name, feed):
     """Returns the values of a column as the type of the input."""
     import numpy as np
 
+    from fleet._arrays import converted
+
     def place(row):
         return f"column '{name}', row {row}"
 
@@ -109,7 +114,7 @@ def _numbers(array, name, feed):
             f"{place(0)}: expected numbers of {feed.dtype}, got {kind}\n  "
             "help: encode the column as numbers first"
         )
-    return _rows.converted(np.asarray(array), feed.dtype, place)
+    return converted(np.asarray(array), feed.dtype, place)
 
 
 def _from_objects(array, place, feed):
@@ -164,6 +169,9 @@ def _column(table, name):
 def _dense(values, name):
     import numpy as np
 
+    from fleet._arrays import check_mask
+
+    check_mask(f"column '{name}'", values)
     try:
         array = np.asarray(values)
     except ValueError:

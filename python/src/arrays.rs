@@ -22,8 +22,11 @@ pub fn tensor(
     dtype: DType,
     old: Option<Tensor>,
 ) -> PyResult<Tensor> {
-    load_numpy(value.py())?;
-    match copied(value, dtype, old)? {
+    let copied_at_once = match is_plain(value)? {
+        true => copied(value, dtype, old)?,
+        false => (None, old),
+    };
+    match copied_at_once {
         (Some(tensor), _) => Ok(tensor),
         (None, old) => {
             // Not an array of that type, contiguous and in native order: the general way.
@@ -41,6 +44,17 @@ pub fn tensor(
 fn load_numpy(py: Python<'_>) -> PyResult<()> {
     static LOADED: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     LOADED.get_or_try_init(py, || py.import("numpy").map(Bound::unbind)).map(drop)
+}
+
+/// Returns whether a value is an array, and not of a class of its own, such as a masked array.
+fn is_plain(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static ARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = value.py();
+    let array = ARRAY.get_or_try_init(py, || {
+        load_numpy(py)?;
+        py.import("numpy")?.getattr("ndarray").map(Bound::unbind)
+    })?;
+    Ok(value.get_type().is(array))
 }
 
 /// Returns the name of the type in NumPy.

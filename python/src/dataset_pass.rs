@@ -120,6 +120,9 @@ fn run(
         });
     }
     let infers = settings.infers;
+    if infers {
+        state.settle(task, scope)?;
+    }
     let report = state.with_session(task, scope, |runner| match runner {
         Runner::Program { executor, program, scope } => {
             fleet::run_batches(program, dataset, run, |batch, fetch, out| {
@@ -138,6 +141,9 @@ fn run(
         Runner::Worker(worker) if infers => worker.infer_from_dataset(dataset, run),
         Runner::Worker(worker) => worker.train_from_dataset(dataset, run),
     })?;
+    if !infers {
+        state.settle(task, scope)?;
+    }
     raised.check()?;
     Ok(report.batches)
 }

@@ -13,6 +13,7 @@ use crate::scope::ScopeCell;
 use crate::session::{Job, Plan, Stage, scope_of, scope_of_worker, with_variables};
 use crate::trainer::{self, TrainSettings};
 use fleet::nn::HostRate;
+use fleet::ops::{Services, Tables};
 use fleet::servers::Worker;
 use fleet::{Error, ExecOptions, Executor, Result, Scope, Session, Tensor, ir, set_host_rates};
 use pyo3::exceptions::PyRuntimeError;
@@ -30,6 +31,8 @@ pub struct State {
     /// The process that has the executor's threads: a fork of it has none.
     process: u32,
     executor: Executor,
+    /// The saved rows that lookups of a program read, if it is a model of parameter servers.
+    tables: Option<Arc<dyn Tables>>,
     options: ExecOptions,
     /// The jobs whose sessions this executor has opened.
     opened: Vec<Weak<Job>>,
@@ -57,6 +60,8 @@ pub struct Task {
     pub job: Option<Arc<Job>>,
     /// The job that the variables of the scope belong to.
     scope_job: Option<Arc<Job>>,
+    /// The saved rows that its lookups read.
+    tables: Option<Arc<dyn Tables>>,
     pub for_test: bool,
 }
 
@@ -65,7 +70,8 @@ impl Task {
         let held = program.lock()?;
         let program = Arc::clone(&held.program);
         let (host_rates, job) = (held.host_rates.clone(), held.job.clone());
-        Ok(Task { program, host_rates, job, scope_job: scope.job(), for_test: held.for_test })
+        let (tables, for_test) = (held.tables.clone(), held.for_test);
+        Ok(Task { program, host_rates, job, scope_job: scope.job(), tables, for_test })
     }
 
     /// Returns the forward part, for evaluation, of a program that was not rewritten for a job.
@@ -117,11 +123,7 @@ impl Runner<'_> {
 impl ExecutorCell {
     /// Runs a call with the executor, unless it is closed or in use.
     fn with_state<T>(&self, call: impl FnOnce(&mut State) -> PyResult<T>) -> PyResult<T> {
-        let mut state = self.state.try_lock().map_err(|_| {
-            PyRuntimeError::new_err(
-                "the executor runs in another thread\n  help: create an Executor for each thread",
-            )
-        })?;
+        let mut state = self.state.try_lock().map_err(|_| busy())?;
         let Some(state) = state.as_mut() else {
             return Err(PyRuntimeError::new_err(
                 "the executor is closed\n  help: create another Executor",
@@ -137,6 +139,13 @@ impl ExecutorCell {
     }
 }
 
+fn busy() -> PyErr {
+    PyRuntimeError::new_err(
+        "the executor is running\n  \
+         help: create an Executor for each thread, and do not use it in a fetch handler",
+    )
+}
+
 #[pymethods]
 impl ExecutorCell {
     /// Creates an executor with a number of threads; 0 means one for each core.
@@ -146,7 +155,7 @@ impl ExecutorCell {
         let executor = Executor::new(options.clone());
         let (opened, fed, fetched) = (Vec::new(), HashMap::new(), Vec::new());
         let process = std::process::id();
-        let state = State { process, executor, options, opened, fed, fetched };
+        let state = State { process, executor, tables: None, options, opened, fed, fetched };
         ExecutorCell { state: Mutex::new(Some(state)) }
     }
 
@@ -226,8 +235,7 @@ impl ExecutorCell {
 
     /// Ends the threads and frees the memory.
     fn close(&self) -> PyResult<()> {
-        let busy = |_| PyRuntimeError::new_err("the executor runs in another thread");
-        let state = self.state.try_lock().map_err(busy)?.take();
+        let state = self.state.try_lock().map_err(|_| busy())?.take();
         state.iter().flat_map(|state| &state.opened).filter_map(Weak::upgrade).for_each(|job| {
             job.close();
         });
@@ -268,7 +276,7 @@ impl State {
         }
         let step = scope.step();
         let made = match &task.scope_job {
-            Some(job) if matches!(job.plan, Plan::Servers(_)) => {
+            Some(job) if matches!(job.plan, Plan::Servers(_)) && task.tables.is_none() => {
                 self.beside_training(job, task, scope, call)
             }
             _ => self.alone(task, scope, call),
@@ -277,6 +285,19 @@ impl State {
             scope.set_step(step);
         }
         made
+    }
+
+    /// Makes a worker's evaluation see all that it has trained: sends its pending gradients, and
+    /// pulls the parameters.
+    pub fn settle(&mut self, task: &Task, scope: &mut Scope) -> Result<()> {
+        let job = task.job.as_ref().or(task.scope_job.as_ref());
+        let Some(job) = job.filter(|_| task.tables.is_none()) else { return Ok(()) };
+        match &mut *job.stage()? {
+            Stage::Working(working) => {
+                with_variables(scope, &mut working.worker, scope_of_worker, Worker::flush)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn alone<T>(
@@ -288,7 +309,22 @@ impl State {
         if !task.for_test {
             set_host_rates(&task.host_rates, scope)?;
         }
+        if let Some(tables) = &task.tables {
+            self.read_from(tables);
+        }
         call(Runner::Program { executor: &mut self.executor, program: &task.program, scope })
+    }
+
+    /// Sets the tables of lookups. Prepared programs have those of their preparation, so others
+    /// than before end them.
+    fn read_from(&mut self, tables: &Arc<dyn Tables>) {
+        if self.tables.as_ref().is_some_and(|held| Arc::ptr_eq(held, tables)) {
+            return;
+        }
+        let services = Services::none().with_tables(Arc::clone(tables));
+        let idle = Executor::new(ExecOptions::threads(1));
+        self.executor = std::mem::replace(&mut self.executor, idle).services(services);
+        self.tables = Some(Arc::clone(tables));
     }
 
     /// Runs a program that is not trained, on a scope whose other variables a worker trains.

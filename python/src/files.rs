@@ -5,6 +5,7 @@ use crate::program::ProgramCell;
 use crate::scope::ScopeCell;
 use crate::servers::load_vars_of_job;
 use crate::session::Plan;
+use fleet::{Error, Result, ir};
 use pyo3::prelude::*;
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -62,11 +63,28 @@ pub fn save_inference_model(
 ) -> PyResult<()> {
     let (program, scope) = (program.get().program()?, scope.get().lock()?);
     let (scope, targets) = (&*scope, targets.iter().map(String::as_str).collect::<Vec<_>>());
-    released(py, || fleet::save_inference_model(path, &program, &targets, scope))
+    released(py, || {
+        check_has_rows(&program, &targets)?;
+        fleet::save_inference_model(path, &program, &targets, scope)
+    })
 }
 
-/// Loads a model, and puts its variables into the scope. Returns the program, the names of its
-/// inputs, and its targets.
+/// Refuses a model whose rows are on parameter servers: a save of the program would lack them.
+fn check_has_rows(program: &ir::Program, targets: &[&str]) -> Result<()> {
+    let ids = targets.iter().map(|name| program.var_named(name)).collect::<Result<Vec<_>>>()?;
+    match fleet::reads_tables(&program.prune(&ids)) {
+        false => Ok(()),
+        true => Err(Error::invalid("the model reads tables of parameter servers")
+            .got("static.save_inference_model, which saves no tables")
+            .help(
+                "save it with fleet.distributed.fleet.save_inference_model(exe, folder, \
+                 feed_vars, target_vars)",
+            )),
+    }
+}
+
+/// Loads a model, with its tables if servers saved it, and puts its variables into the scope.
+/// Returns the program, the names of its inputs, and its targets.
 #[pyfunction]
 pub fn load_inference_model(
     py: Python<'_>,
@@ -81,5 +99,5 @@ pub fn load_inference_model(
             scope.set(name, tensor);
         }
     }
-    Ok((ProgramCell::of_test(model.program), model.feeds, model.targets))
+    Ok((ProgramCell::of_model(model.program, model.tables), model.feeds, model.targets))
 }

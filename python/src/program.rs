@@ -8,7 +8,7 @@ use crate::error::{OrRaise, exception, guarded};
 use crate::session::Job;
 use fleet::ir;
 use fleet::nn::{HostRate, Net, Programs};
-use fleet::ops::Registry;
+use fleet::ops::{Registry, Tables};
 use fleet_base::EntityRef;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -24,6 +24,8 @@ pub struct Held {
     pub host_rates: Vec<HostRate>,
     /// The job that it was rewritten for, for the main and the startup program of the job.
     pub job: Option<Arc<Job>>,
+    /// The saved rows that its lookups read.
+    pub tables: Option<Arc<dyn Tables>>,
     /// Whether the program evaluates: its runs leave the random numbers of training as they are.
     pub for_test: bool,
 }
@@ -44,6 +46,12 @@ impl ProgramCell {
     pub fn of_test(program: ir::Program) -> ProgramCell {
         let held = Held { program: Arc::new(program), for_test: true, ..Held::default() };
         ProgramCell { held: Mutex::new(held) }
+    }
+
+    /// Returns a cell for a model, whose lookups read these tables.
+    pub fn of_model(program: ir::Program, tables: Option<Arc<dyn Tables>>) -> ProgramCell {
+        let (program, for_test) = (Arc::new(program), true);
+        ProgramCell { held: Mutex::new(Held { program, tables, for_test, ..Held::default() }) }
     }
 
     /// Locks the cell. Calls hold it only while they have the interpreter's lock. So it is in use
@@ -194,12 +202,13 @@ impl ProgramCell {
     /// Returns a copy: of the whole program, or of its forward part for evaluation.
     fn copy(&self, for_test: bool) -> PyResult<ProgramCell> {
         let held = self.lock()?;
+        let tables = held.tables.clone();
         if for_test {
-            return Ok(ProgramCell::of_test(held.program.clone_for_test().or_raise()?));
+            return Ok(ProgramCell::of_model(held.program.clone_for_test().or_raise()?, tables));
         }
         let (program, job) = (Arc::clone(&held.program), held.job.clone());
         let (host_rates, for_test) = (held.host_rates.clone(), held.for_test);
-        let copy = Held { program, host_rates, job, for_test };
+        let copy = Held { program, host_rates, job, tables, for_test };
         Ok(ProgramCell { held: Mutex::new(copy) })
     }
 }

@@ -30,12 +30,14 @@ impl ScopeCell {
         job.keep_scope(Arc::clone(&self.scope));
     }
 
-    /// Locks the scope, unless a run in another thread uses it.
+    /// Locks the scope, unless a run uses it.
     pub fn lock(&self) -> PyResult<MutexGuard<'_, Scope>> {
         self.scope.try_lock().map_err(|_| {
             PyRuntimeError::new_err(
-                "the scope is in use by a run in another thread\n  \
-                 help: use a scope for each thread: fleet.static.scope_guard(fleet.static.Scope())",
+                "the scope is in use by a run\n  \
+                 help: use a scope for each thread, \
+                 fleet.static.scope_guard(fleet.static.Scope()); \
+                 a fetch handler reads the values in its argument",
             )
         })
     }

@@ -1,6 +1,6 @@
 //! A server or worker of a job with parameter servers.
 
-use crate::error::{OrRaise, exception, waiting};
+use crate::error::{OrRaise, exception, released, waiting};
 use crate::job::FleetCell;
 use crate::program::ProgramCell;
 use crate::session::{Job, Plan, Stage, Working, scope_of, scope_of_worker, with_variables};
@@ -9,7 +9,6 @@ use fleet::ops::Registry;
 use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{ServerJob, Worker};
 use fleet::{Error, ExecOptions, Executor, Result, Scope, Session, ir};
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
@@ -80,13 +79,45 @@ pub fn init_worker(py: Python<'_>, cell: &Bound<'_, FleetCell>) -> PyResult<()> 
         }
     };
     let scope = job.scope();
-    let mut scope = lock(&scope)?;
+    let mut scope = match lock(&scope) {
+        Ok(scope) => scope,
+        Err(error) => {
+            *stage = Stage::Started(session);
+            return Err(error);
+        }
+    };
+    let options = session.executor.options().clone();
+    // A worker that fails to join drops its session, with the variables.
+    let mut kept = copied(&scope).or_raise()?;
     std::mem::swap(&mut *scope, scope_of(&mut session));
     let join = || job.fleet.prepare_worker_with(*session, server_job(&job)?)?.start();
-    let mut worker = waiting(py, join)?;
-    std::mem::swap(&mut *scope, scope_of_worker(&mut worker));
-    *stage = Stage::Working(Box::new(Working::new(worker)));
-    Ok(())
+    match waiting(py, join) {
+        Ok(mut worker) => {
+            std::mem::swap(&mut *scope, scope_of_worker(&mut worker));
+            *stage = Stage::Working(Box::new(Working::new(worker)));
+            Ok(())
+        }
+        Err(error) => {
+            std::mem::swap(&mut *scope, &mut kept);
+            *stage = Stage::Written;
+            let again =
+                || job.fleet.worker_session(job.programs.clone(), server_job(&job)?, options);
+            let mut session = released(py, again)?;
+            session.scope = Scope::new();
+            *stage = Stage::Started(Box::new(session));
+            Err(error)
+        }
+    }
+}
+
+/// Returns a copy of all variables of a scope, and its step.
+fn copied(scope: &Scope) -> Result<Scope> {
+    let mut copy = Scope::new();
+    for name in scope.names() {
+        copy.set(name, scope.tensor(name)?);
+    }
+    copy.set_step(scope.step());
+    Ok(copy)
 }
 
 /// Sends all pending gradients and leaves the job; the last worker stops the servers. A worker that
@@ -123,10 +154,12 @@ pub fn resume(py: Python<'_>, cell: &Bound<'_, FleetCell>) -> PyResult<u64> {
 pub fn save_tables(
     py: Python<'_>,
     cell: &Bound<'_, FleetCell>,
+    main: Option<&Bound<'_, ProgramCell>>,
     dir: PathBuf,
     mode: i64,
     format: &str,
 ) -> PyResult<(u64, u64)> {
+    check_main(cell, main)?;
     let (mode, format) = save_options(mode, format)?;
     let save = |worker: &mut Worker| worker.save_persistables(dir, mode, format);
     with_worker(py, cell, save).map(|saved| (saved.row_count, saved.bytes))
@@ -137,15 +170,34 @@ pub fn save_tables(
 pub fn save_model(
     py: Python<'_>,
     cell: &Bound<'_, FleetCell>,
+    main: Option<&Bound<'_, ProgramCell>>,
     dir: PathBuf,
     targets: Vec<String>,
     mode: i64,
-    format: &str,
 ) -> PyResult<()> {
+    check_main(cell, main)?;
+    let format = "binary";
     let (mode, format) = save_options(mode, format)?;
     let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
     let save = |worker: &mut Worker| worker.save_inference_model(dir, &targets, mode, format);
     with_worker(py, cell, save).map(drop)
+}
+
+/// Refuses a save of another program than the one that the worker trains, or its forward part.
+fn check_main(cell: &Bound<'_, FleetCell>, main: Option<&Bound<'_, ProgramCell>>) -> PyResult<()> {
+    let Some(main) = main else { return Ok(()) };
+    let (given, job) = (main.get().program()?.fingerprint(), cell.get().job()?);
+    let trained = &job.programs.main;
+    let is_trained = given == trained.fingerprint()
+        || trained.clone_for_test().is_ok_and(|test| test.fingerprint() == given);
+    match is_trained {
+        true => Ok(()),
+        false => Err(exception(
+            &Error::invalid("main_program: a save in a job with servers is of the job's program")
+                .expected("None, or the main program of minimize")
+                .got("another program"),
+        )),
+    }
 }
 
 /// Loads a save over all tables, on the first worker, or takes over what that has loaded.
@@ -288,7 +340,7 @@ fn lock(scope: &Mutex<Scope>) -> PyResult<MutexGuard<'_, Scope>> {
 }
 
 fn busy() -> PyErr {
-    PyRuntimeError::new_err("the job is in use by a call in another thread")
+    exception(&Job::busy())
 }
 
 /// Loads variables from a save into the scope, before the worker joins.

@@ -89,16 +89,19 @@ impl Job {
         Job { fleet, plan, programs, process: std::process::id(), stage, scope }
     }
 
-    /// Locks the stage, unless a call in another thread uses the job.
+    /// Locks the stage, unless another call uses the job.
     pub fn stage(&self) -> Result<MutexGuard<'_, Stage>> {
         if self.process != std::process::id() {
             return Err(Error::invalid("the job belongs to the process that forked this one")
                 .help("call fleet.init after the fork"));
         }
-        self.stage.try_lock().map_err(|_| {
-            Error::unavailable("the job is in use by a call in another thread")
-                .help("run the programs of a job in one thread")
-        })
+        self.stage.try_lock().map_err(|_| Job::busy())
+    }
+
+    /// Returns the error of a call while another uses the job.
+    pub fn busy() -> Error {
+        Error::unavailable("the job is in use by another call")
+            .help("run the programs of a job in one thread, and not in a fetch handler")
     }
 
     /// Runs the startup program, which opens the session. Moves its variables to `scope`, which

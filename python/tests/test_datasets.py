@@ -368,6 +368,46 @@ def test_a_generator_as_pipe_command(exe, tmp_path, regression):
     assert sum(values(dataset), []) == [n / 64 for n in range(18)]
 
 
+def test_slots_in_another_order_than_the_inputs(exe, tmp_path, raises, regression):
+    x, y, _ = regression
+    (tmp_path / "part").write_text("".join(f"{n}\n" for n in range(5)))
+    dataset = InMemoryDataset()
+    command = script(tmp_path, READER)
+    dataset.init(use_var=[y, x], pipe_command=command)
+    dataset.set_filelist([tmp_path / "part"])
+    raises(
+        RuntimeError,
+        ["another order", "expected y, x, got x, y", "use_var"],
+        dataset.load_into_memory,
+    )
+    dataset.init(use_var=[x, y], pipe_command=command)
+    dataset.load_into_memory()
+    # Other names say nothing about the order.
+    other = script(tmp_path, READER.replace('"x"', '"features"'), "other.py")
+    dataset.update_settings(pipe_command=other)
+    dataset.load_into_memory()
+    assert dataset.get_memory_data_size() == 5
+    dataset.init(use_var=[x, y], pipe_command='test "$FLEET_SLOTS" = "x\ny" && ' + command)
+    dataset.load_into_memory()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_error_of_a_generator_has_its_line(batched):
+    class Reader(fleet.MultiSlotDataGenerator):
+        def generate_sample(self, line):
+            return lambda: iter([[("x", [1] if line != 4 else [])]])
+
+        def generate_batch(self, samples):
+            made = [list(sample) for sample in samples] if batched else samples
+            return lambda: iter(made)
+
+    with pytest.raises(ValueError, match="slot 'x' has no values") as caught:
+        Reader()._run(range(1, 9))
+    where = "lines 1 to 8" if batched else "line 4"
+    assert caught.value.__notes__ == [f"at {where} of the input"]
+
+
 def test_python_is_this_interpreter_if_there_is_no_other(monkeypatch):
     from fleet._datasets import with_interpreter
 
@@ -474,22 +514,22 @@ def test_lines_of_strings(raises):
 @pytest.mark.parametrize(
     "samples, part",
     [
-        (["words"], "must be in list or tuple type"),
+        (["words"], "a sample must be in list or tuple type"),
         ([[]], "no slots"),
         ([[("x",)]], "a name and its values"),
-        ([[(7, [1])]], "must be in str type"),
-        ([[("x", (1, 2))]], "must be in list type"),
-        ([[("x", [])]], "can not be empty, you need padding it in process()"),
-        ([[("x", ["1"])]], "must be in int or float"),
-        ([[("x", [True])]], "must be in int or float"),
+        ([[(7, [1])]], "the name of a slot must be a string, got 7"),
+        ([[("x", (1, 2))]], "slot 'x' must be a list, got tuple"),
+        ([[("x", [])]], "slot 'x' has no values"),
+        ([[("x", ["1"])]], "slot 'x' must be integers or floats, got '1'"),
+        ([[("x", [True])]], "must be integers or floats, got True"),
         ([[("x", [float("nan")])]], "not finite"),
         (
             [[("x", [1]), ("y", [1])], [("x", [1])]],
-            "the complete field set of two given line are inconsistent",
+            "another number of slots than the first one: expected 2, got 1",
         ),
         (
             [[("a", [1])], [("b", [1])]],
-            "the field name of two given line are not match: require<a>, get<b>.",
+            "another slot than the first one: expected 'a', got 'b'",
         ),
     ],
 )
@@ -689,7 +729,7 @@ def test_wrong_tables(make_table, raises):
     raises(ValueError, ["column 'label', row 2", "2.5"], call({"label": [0.0, 1.0, 2.5]}))
     raises(ValueError, ["'dense'", "[2]"], call({"dense": [0.0, 1.0]}, [dense]))
     raises(ValueError, ["columns", "'x'"], call({"label": [1]}, columns={"x": "label"}))
-    raises(ValueError, ["batch size"], call({"label": [1]}, batch_size=0))
+    raises(ValueError, ["batch_size"], call({"label": [1]}, batch_size=0))
     if make_table is not dict:
         missing = {"label": [1, None, 3]}
         raises(ValueError, ["column 'label', row 1 has no value"], call(missing))

@@ -336,3 +336,16 @@ def test_readers(raises):
     assert list(kept()) == list(kept()) == list(range(6))
     raises(ValueError, ["batch_size"], lambda: package.batch(numbers, 0))
     assert fluid.io.batch is package.batch
+
+
+def test_integers_that_a_float_cannot_hold(raises):
+    x = static.data("x", [None, 1])
+    inexact = ["row 1", "float32", "16777217", "not exact"]
+    raises(ValueError, inexact, lambda: package.io.from_table({"x": [1, 16777217]}, [x]))
+    loader = DataLoader.from_generator(feed_list=[x], capacity=2)
+    loader.set_sample_generator(lambda: iter([(1,), (16777217,)]), batch_size=2)
+    raises(ValueError, inexact, lambda: list(loader()))
+    masked = np.ma.array([1.0, 2.0], mask=[True, False])
+    raises(ValueError, ["'x'", "masked"], lambda: package.io.from_table({"x": masked}, [x]))
+    loader.set_sample_generator(lambda: iter([(masked[:1],)]), batch_size=1)
+    raises(ValueError, ["'x'", "masked"], lambda: list(loader()))

@@ -43,9 +43,15 @@ pub(crate) struct FileSource {
     #[cfg(feature = "object-store")]
     pub stores: Option<crate::ObjectStores>,
     pub pipe_command: String,
+    /// Names of the slots in the order of a line, which the pipe command gets in [`SLOTS`].
+    pub slots: Vec<String>,
     /// The commands that run for open files.
     pub running: Running,
 }
+
+/// Environment variable of a pipe command with the names of the slots, one per line. A program
+/// that makes samples with names can check their order by it.
+const SLOTS: &str = "FLEET_SLOTS";
 
 /// Process groups of running commands, until they are ended together.
 #[derive(Clone, Debug, Default)]
@@ -94,28 +100,44 @@ impl FileSource {
         if !self::is_plain(&self.download_command) {
             // The path is an argument of the shell, so that none of it is interpreted as a command.
             let whole = format!("{} \"$1\"", self.download_command.trim());
-            let from =
-                Piped::start(Stdio::null(), path, &whole, "download command", &self.running)?;
-            return match is_plain {
-                true => Ok(Box::new(from)),
-                false => Ok(Box::new(from.pipe_to(path, command)?)),
-            };
+            let shell = shell(&whole, path);
+            let mut from = Piped::start(
+                shell,
+                Stdio::null(),
+                path,
+                &whole,
+                "download command",
+                &self.running,
+            )?;
+            if is_plain {
+                return Ok(Box::new(from));
+            }
+            let input = from.stdout.take().map_or_else(Stdio::null, Stdio::from);
+            let mut piped = self.start(input, path, command)?;
+            piped.from = Some(Box::new(from));
+            return Ok(Box::new(piped));
         }
         if is_url(path) {
             let from = self.object(path)?;
             return match is_plain {
                 true => plain(from, path),
-                false => Ok(Box::new(Piped::start_fed(from, path, command, &self.running)?)),
+                false => Ok(Box::new(self.start(Stdio::piped(), path, command)?.fed_by(from))),
             };
         }
         let file = open_file(path)?;
         match is_plain {
             true => plain(file, path),
-            false => {
-                let (file, role) = (Stdio::from(file), "pipe command");
-                Ok(Box::new(Piped::start(file, path, command, role, &self.running)?))
-            }
+            false => Ok(Box::new(self.start(Stdio::from(file), path, command)?)),
         }
+    }
+
+    /// Starts the pipe command.
+    fn start(&self, input: Stdio, path: &Path, command: &str) -> Result<Piped> {
+        let mut shell = shell(command, path);
+        if !self.slots.is_empty() {
+            shell.env(SLOTS, self.slots.join("\n"));
+        }
+        Piped::start(shell, input, path, command, "pipe command", &self.running)
     }
 
     /// Returns the name of the input for errors. With a pipe command, line numbers are those of the
@@ -213,6 +235,7 @@ fn shell(command: &str, path: &Path) -> Command {
 
 impl Piped {
     fn start(
+        mut shell: Command,
         input: Stdio,
         path: &Path,
         command: &str,
@@ -223,7 +246,6 @@ impl Piped {
             Error::unavailable(format!("cannot start the {role} '{command}': {error}"))
                 .at(path.display())
         };
-        let mut shell = shell(command, path);
         // A process group of its own, so that all its descendants can be killed with it.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut shell, 0);
@@ -251,16 +273,10 @@ impl Piped {
         })
     }
 
-    /// Starts a command whose input is read from `from`.
-    fn start_fed(
-        mut from: Box<dyn Read + Send>,
-        path: &Path,
-        command: &str,
-        running: &Running,
-    ) -> Result<Piped> {
-        let mut piped = Piped::start(Stdio::piped(), path, command, "pipe command", running)?;
-        let mut input = piped.child.stdin.take();
-        piped.feeder = Some(std::thread::spawn(move || {
+    /// Writes what is read from `from` to the input of the command.
+    fn fed_by(mut self, mut from: Box<dyn Read + Send>) -> Piped {
+        let mut input = self.child.stdin.take();
+        self.feeder = Some(std::thread::spawn(move || {
             let Some(input) = &mut input else { return Ok(()) };
             match std::io::copy(&mut from, input) {
                 // The program needed no more input.
@@ -268,15 +284,7 @@ impl Piped {
                 outcome => outcome.map(drop),
             }
         }));
-        Ok(piped)
-    }
-
-    /// Starts a command that reads the output of this one.
-    fn pipe_to(mut self, path: &Path, command: &str) -> Result<Piped> {
-        let input = self.stdout.take().map_or_else(Stdio::null, Stdio::from);
-        let mut next = Piped::start(input, path, command, "pipe command", &self.running)?;
-        next.from = Some(Box::new(self));
-        Ok(next)
+        self
     }
 
     /// Waits for the exit status after the end of the output.

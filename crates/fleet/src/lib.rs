@@ -56,6 +56,7 @@ mod probe;
 mod report;
 mod rings;
 mod save;
+mod saved_tables;
 pub mod servers;
 mod session;
 mod store_part;
@@ -90,6 +91,7 @@ pub use save::{
     load_vars_where, save_inference_model, save_inference_model_as, save_params, save_persistables,
     save_vars,
 };
+pub use saved_tables::reads_tables;
 pub use session::{Session, set_host_rates};
 pub use trainer::Trainer;
 pub use util::Util;

@@ -1,6 +1,7 @@
 //! Exports models to ONNX files.
 
-use crate::save::{InferenceModel, load_inference_model};
+use crate::save::{InferenceModel, read_model};
+use crate::saved_tables::model_folders;
 use fleet_base::{Error, Result};
 use fleet_exec::Scope;
 use fleet_ir::Program;
@@ -64,21 +65,12 @@ pub fn export_onnx_model(
     path: impl AsRef<Path>,
     options: &OnnxOptions,
 ) -> Result<WrittenOnnx> {
-    let dir = dir.as_ref();
-    // A save of a job with servers has the model in a folder of its own.
-    let inner = dir.join(MODEL_FOLDER);
-    let (model, tables) = match TableIndex::is_at(dir) && inner.is_dir() {
-        true => (inner, Some(dir.to_path_buf())),
-        false => (dir.to_path_buf(), dir.parent().map(Path::to_path_buf)),
-    };
-    let InferenceModel { program, scope, targets, .. } = load_inference_model(model)?;
+    let (model, tables) = model_folders(dir.as_ref());
+    let InferenceModel { program, scope, targets, .. } = read_model(&model)?;
     let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
     let mut values = ScopeValues { scope: &scope, tables };
     export(&program, &targets, &mut values, options)?.save(path.as_ref())
 }
-
-/// Folder of a save of servers with the program for inference.
-const MODEL_FOLDER: &str = "model";
 
 /// The values of a scope, and the rows of a save.
 struct ScopeValues<'a> {
@@ -93,7 +85,7 @@ impl Values for ScopeValues<'_> {
     }
 
     fn table(&mut self, id: u32, row_count_max: u64) -> Result<TableRows> {
-        let Some(dir) = self.tables.as_ref().filter(|dir| TableIndex::is_at(dir)) else {
+        let Some(dir) = &self.tables else {
             return Err(Error::invalid(format!("the rows of table {id} are on parameter servers"))
                 .help("save the model with Worker::save_inference_model, and export the save"));
         };

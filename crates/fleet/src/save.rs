@@ -12,6 +12,7 @@
 //! error names the file, the variable and the types: NumPy computes in f64 unless told otherwise.
 //! Integers are not converted, since they are rarely meant as parameters.
 
+use crate::saved_tables::{SavedTables, model_folders, reads_tables};
 use fleet_base::disk::RealDisk;
 use fleet_base::output::note;
 use fleet_base::{Error, Result, text};
@@ -20,12 +21,13 @@ use fleet_format::{
     Checkpoint, Meta, list_tensors, load_vars as read_vars, load_where_on, save_tensors,
 };
 use fleet_ir::{Program, Var};
-use fleet_ops::Registry;
+use fleet_ops::{Registry, Tables};
 use fleet_passes::in_single_precision;
 use fleet_strategy::{RECEIVED, Spread, local_state};
 use fleet_tensor::{DType, Tensor};
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Saves every variable of `program` that lives in the scope, and the scope's step.
 ///
@@ -180,6 +182,9 @@ pub struct InferenceModel {
     pub feeds: Vec<String>,
     /// Names to fetch.
     pub targets: Vec<String>,
+    /// The saved rows that lookups of the program read, for
+    /// [`Services::with_tables`](fleet_ops::Services::with_tables): those of a save of servers.
+    pub tables: Option<Arc<dyn Tables>>,
 }
 
 /// Precision of an exported model.
@@ -273,19 +278,31 @@ pub fn save_inference_model_as(
 /// Key of the entry of a saved model that lists its targets, one per line.
 const TARGETS: &str = "targets";
 
-/// Loads a model that [`save_inference_model`] saved.
+/// Loads a model that [`save_inference_model`] saved, or one of
+/// [`Worker::save_inference_model`](crate::servers::Worker::save_inference_model), with the rows of
+/// its tables.
 pub fn load_inference_model(path: impl AsRef<Path>) -> Result<InferenceModel> {
-    let (program, checkpoint) = fleet_format::load_model(&path, Registry::standard())?;
+    let (folder, tables) = model_folders(path.as_ref());
+    let mut model = read_model(&folder)?;
+    if let Some(dir) = tables.filter(|_| reads_tables(&model.program)) {
+        model.tables = Some(Arc::new(SavedTables::read(&dir, &model.program)?));
+    }
+    Ok(model)
+}
+
+/// Loads a model without tables.
+pub(crate) fn read_model(path: &Path) -> Result<InferenceModel> {
+    let (program, checkpoint) = fleet_format::load_model(path, Registry::standard())?;
     let Some(targets) = checkpoint.meta.entries.get(TARGETS) else {
-        return Err(Error::invalid("the saved model lists no targets").at(path.as_ref().display()));
+        return Err(Error::invalid("the saved model lists no targets").at(path.display()));
     };
     let targets: Vec<String> = targets.lines().map(str::to_string).collect();
     let feeds =
         program.vars().filter(|(_, var)| var.is_data).map(|(_, var)| var.name.clone()).collect();
     let mut scope = Scope::new();
     let wanted = persistables(&program, |var| var.persistable);
-    put(path.as_ref(), &program, &mut scope, checkpoint, &wanted)?;
-    Ok(InferenceModel { program, scope, feeds, targets })
+    put(path, &program, &mut scope, checkpoint, &wanted)?;
+    Ok(InferenceModel { program, scope, feeds, targets, tables: None })
 }
 
 pub(crate) fn persistables(program: &Program, which: impl Fn(&Var) -> bool) -> Vec<&str> {

@@ -67,7 +67,12 @@ pub struct TextFiles {
 impl TextFiles {
     /// Reads files of MultiSlot lines.
     pub fn multi_slot(schema: &Arc<Schema>) -> TextFiles {
-        Self::lines(MultiSlot::new(schema))
+        let mut files = Self::lines(MultiSlot::new(schema));
+        // An id in front of the slots is not a slot.
+        if !schema.has_record_ids() {
+            files.origin.slots = schema.slots().iter().map(|slot| slot.name.clone()).collect();
+        }
+        files
     }
 
     /// Reads files of any line format.
@@ -82,7 +87,8 @@ impl TextFiles {
 
     /// Pipes each file through a shell command, which reads the file on its standard input and
     /// writes the lines, for example `zcat` or `python reader.py`. With an empty command or `cat`,
-    /// files are read directly.
+    /// files are read directly. The command gets the names of the slots of MultiSlot lines in the
+    /// environment variable `FLEET_SLOTS`, one per line.
     pub fn pipe_command(mut self, command: impl Into<String>) -> TextFiles {
         self.origin.pipe_command = command.into();
         self

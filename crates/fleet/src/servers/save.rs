@@ -5,6 +5,7 @@ use super::remote_save::WorkerUpload;
 use super::{ServerJob, Worker};
 use crate::Session;
 use crate::save::save_named;
+use crate::saved_tables::MODEL_FOLDER;
 use fleet_base::{Error, Result};
 use fleet_exec::Scope;
 use fleet_format::load_tensors;
@@ -19,8 +20,6 @@ use std::path::Path;
 
 /// Folder of a save with the variables that are in no table.
 const WORKER_FOLDER: &str = "worker";
-/// Folder of a save with the program for inference and its parameters.
-const MODEL_FOLDER: &str = "model";
 
 impl Worker {
     /// Saves all tables of all servers, and this worker's variables that are in no table
@@ -75,7 +74,8 @@ impl Worker {
     /// [`Worker::save_persistables`] saves and, under `model/`, the part of the program that
     /// computes `targets`, with its parameters. The program's lookups name the tables that are
     /// saved beside it. Programs of GEO contain their rows.
-    /// [`Fleet::distributed_infer`](crate::Fleet) predicts from the folder, and
+    /// [`load_inference_model`](crate::load_inference_model) loads the folder into one process,
+    /// [`Fleet::distributed_infer`](crate::Fleet) into one with servers, and
     /// `fleet print DIR/model` shows the program. Only one worker should call it.
     ///
     /// ```
@@ -94,9 +94,15 @@ impl Worker {
     /// worker.save_inference_model(&dir, &[&score], SaveMode::All, SaveFormat::Binary)?;
     /// worker.stop()?;
     ///
-    /// let model = fleet::load_inference_model(dir.join("model"))?;
-    /// assert_eq!((model.feeds, model.targets), (vec!["ids".to_string()], vec![score]));
-    /// assert!(model.program.to_string().contains("distributed_lookup_table"));
+    /// let mut model = fleet::load_inference_model(&dir)?;
+    /// assert_eq!((&model.feeds[..], &model.targets[..]), (&["ids".into()][..], &[score][..]));
+    /// let tables = model.tables.ok_or(fleet::Error::invalid("no tables"))?;
+    /// let services = fleet::ops::Services::none().with_tables(tables);
+    /// let mut exe = Executor::new(ExecOptions::default()).services(services);
+    /// let ids = Tensor::from_slice(&[7i64, 900], [1, 2])?;
+    /// let (feed, fetch) = ([("ids", &ids)], [&*model.targets[0]]);
+    /// let out = exe.run(&model.program, &mut model.scope, &feed, &fetch)?;
+    /// assert_eq!(out[0].shape(), &Shape::from([1, 1]));
     /// # std::fs::remove_dir_all(&dir).ok();
     /// # Ok::<(), fleet::Error>(())
     /// ```

@@ -2,7 +2,7 @@
 
 import os
 
-from fleet import _fleet
+from fleet import _checks, _files, _fleet
 from fleet._framework import Variable
 
 from ._job import joined, topology
@@ -126,25 +126,25 @@ def save_persistables(executor, dirname=None, main_program=None, mode=0, *, form
     Only ``dirname`` may be given: ``save_persistables("folder")``. A number in the place of
     ``main_program`` is the mode.
     """
-    if isinstance(main_program, int):
+    if isinstance(main_program, int) and not isinstance(main_program, bool):
         main_program, mode = None, main_program
     if dirname is None and isinstance(executor, (str, os.PathLike)):
         executor, dirname = None, executor
     if dirname is None:
         raise TypeError("save_persistables() misses the argument 'dirname'")
+    dirname = _checks.path("dirname", dirname)
     job = joined()
     if job.has_servers():
         if is_server():
             raise ValueError("save_persistables: expected a worker, got a server")
+        cell = None if main_program is None else _files._program("main_program", main_program)._cell
         if is_first_worker():
-            _fleet.save_tables(job, os.fspath(dirname), mode, format)
+            _fleet.save_tables(job, cell, dirname, mode, format)
         return
     if mode != 0:
         raise NotImplementedError("mode: only 0 (all variables) is supported without servers")
     if is_first_worker():
-        from fleet._files import save_persistables as save
-
-        save(executor, dirname, main_program)
+        _files.save_persistables(executor, dirname, main_program)
 
 
 def save_inference_model(
@@ -157,18 +157,18 @@ def save_inference_model(
     mode=0,
 ):
     """Saves a model for inference, on worker 0. A job with servers also saves the tables, which
-    the lookups of the model refer to; the program is in the folder ``model``."""
-    from fleet.fluid.io import save_inference_model as save
-
+    the lookups of the model refer to; the program is in the folder ``model``.
+    ``static.load_inference_model`` loads both."""
+    dirname = _checks.path("dirname", dirname)
+    program, _, targets = _files._model_vars(feeded_var_names, target_vars, main_program)
     if not is_first_worker():
         return
     job = joined()
     if not job.has_servers():
-        save(dirname, feeded_var_names, target_vars, executor, main_program)
+        _files.save_inference_model(dirname, feeded_var_names, target_vars, executor, main_program)
         return
-    targets = [target_vars] if isinstance(target_vars, (str, Variable)) else target_vars
-    targets = [_name(target) for target in targets]
-    _fleet.save_model(job, os.fspath(dirname), targets, mode, "binary")
+    cell = None if main_program is None else program._cell
+    _fleet.save_model(job, cell, dirname, targets, mode)
 
 
 def load_model(path, mode=0):
@@ -176,19 +176,20 @@ def load_model(path, mode=0):
     ``init_worker``: worker 0 loads the tables, and the others then take them over."""
     if mode != 0:
         raise NotImplementedError(f"mode: expected 0 (all that the save has), got {mode!r}")
+    path = _checks.path("path", path)
     job = joined()
     if is_first_worker():
-        _fleet.load_model(job, os.fspath(path))
+        _fleet.load_model(job, path)
         barrier_worker()
     else:
         barrier_worker()
-        _fleet.load_model(job, os.fspath(path))
+        _fleet.load_model(job, path)
 
 
 def save_one_table(table, path, mode=0, *, format="binary"):
     """Saves the rows of one table, given the name of its parameter, on worker 0."""
     if is_first_worker():
-        _fleet.save_table(joined(), _name(table), os.fspath(path), mode, format)
+        _fleet.save_table(joined(), _name(table), _checks.path("path", path), mode, format)
 
 
 def load_one_table(table, path, mode=0):
@@ -196,7 +197,7 @@ def load_one_table(table, path, mode=0):
     if mode != 0:
         raise NotImplementedError(f"mode: expected 0 (all that the save has), got {mode!r}")
     if is_first_worker():
-        _fleet.load_table(joined(), _name(table), os.fspath(path))
+        _fleet.load_table(joined(), _name(table), _checks.path("path", path))
 
 
 def shrink(threshold=None):

@@ -7,6 +7,40 @@ from ._job import joined
 from .role_maker import Role
 
 
+#: Integers below this are exact in float64, as which numbers travel between processes.
+EXACT_MAX = 2**53
+
+
+def as_floats(call, array):
+    """Returns the numbers of an array for a call of Rust, or raises an error if one is not exact."""
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{call}: expected numbers, got {array.dtype}")
+    if array.dtype.kind in "iu":
+        _check_exact(call, array, "got")
+    return array.astype("float64").ravel().tolist()
+
+
+def as_type(call, numbers, array):
+    """Returns numbers of Rust in the shape and type of an array."""
+    made = np.array(numbers, dtype="float64").reshape(array.shape)
+    if array.dtype.kind in "iu":
+        _check_exact(call, made, "the result is")
+        limits = np.iinfo(array.dtype)
+        if made.size and not limits.min <= made.min() <= made.max() <= limits.max:
+            wrong = made.max() if made.max() > limits.max else made.min()
+            raise ValueError(f"{call}: the result is too large for {array.dtype}: {int(wrong)}")
+    return made.astype(array.dtype)
+
+
+def _check_exact(call, array, got):
+    wrong = [number for number in array.ravel().tolist() if not -EXACT_MAX < number < EXACT_MAX]
+    if wrong:
+        raise ValueError(
+            f"{call}: expected integers below 2**53, {got} {int(wrong[0])}\n  "
+            "help: send larger ones in two parts: divmod(number, 2**32)"
+        )
+
+
 class UtilBase:
     """Communication outside of programs. All members of ``comm_world`` must make the same calls:
     "worker" are all workers, "server" all servers, and "all" both. Groups with servers need
@@ -15,15 +49,14 @@ class UtilBase:
     def all_reduce(self, input, mode="sum", comm_world="worker"):
         """Reduces numbers of all members element by element: "sum", "max" or "min"."""
         array = np.asarray(input)
-        numbers = array.astype("float64").ravel().tolist()
-        reduced = np.array(joined().all_reduce(numbers, mode, comm_world))
-        return reduced.reshape(array.shape).astype(array.dtype)
+        reduced = joined().all_reduce(as_floats("all_reduce", array), mode, comm_world)
+        return as_type("all_reduce", reduced, array)
 
     def all_gather(self, input, comm_world="worker"):
         """Returns the numbers of all members, in order of rank."""
         array = np.asarray(input)
-        gathered = joined().all_gather(array.astype("float64").ravel().tolist(), comm_world)
-        arrays = [np.array(each).reshape(array.shape).astype(array.dtype) for each in gathered]
+        gathered = joined().all_gather(as_floats("all_gather", array), comm_world)
+        arrays = [as_type("all_gather", each, array) for each in gathered]
         return arrays if isinstance(input, np.ndarray) else [each.tolist() for each in arrays]
 
     def barrier(self, comm_world="worker"):

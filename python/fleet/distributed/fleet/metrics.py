@@ -11,7 +11,7 @@ from fleet._executor import Scope, global_scope
 from fleet._framework import Variable
 
 from ._job import joined
-from ._util import UtilBase
+from ._util import UtilBase, as_floats, as_type
 
 
 def sum(input, scope=None, util=None):
@@ -58,14 +58,14 @@ def auc(stat_pos, stat_neg, scope=None, util=None):
 def _elementwise(name, input, scope, util):
     array = _array(input, scope)
     _check(util)
-    reduced = joined().metric(name, array.astype("float64").ravel().tolist(), [])
-    made = np.array(reduced).reshape(array.shape).astype(array.dtype)
+    reduced = joined().metric(name, as_floats(f"metrics.{name}", array), [])
+    made = as_type(f"metrics.{name}", reduced, array)
     return made if _executor.convert_fetched is None else _executor.convert_fetched(made)
 
 
 def _ratio(name, first, second, scope, util):
     _check(util)
-    counts = [_array(input, scope).astype("float64").ravel().tolist() for input in (first, second)]
+    counts = [as_floats(f"metrics.{name}", _array(input, scope)) for input in (first, second)]
     return joined().metric(name, *counts)[0]
 
 

@@ -9,6 +9,8 @@ from fleet._executor import global_scope as global_scope
 from fleet._framework import Variable as Variable
 from fleet.distributed.fleet._job import joined as joined
 from fleet.distributed.fleet._util import UtilBase as UtilBase
+from fleet.distributed.fleet._util import as_floats as as_floats
+from fleet.distributed.fleet._util import as_type as as_type
 
 def acc(correct: Any, total: Any, scope: Any = ..., util: Any = ...) -> float: ...
 def auc(stat_pos: Any, stat_neg: Any, scope: Any = ..., util: Any = ...) -> float: ...
