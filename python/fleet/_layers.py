@@ -9,6 +9,7 @@ import functools
 
 from fleet import _fleet
 from fleet._framework import call
+from fleet._texts import help_of
 
 #: Other names of parameters of layers.
 ALIASES = {
@@ -85,12 +86,13 @@ def define(module, spellings):
 def _function(name, parameters, layer, module):
     """Returns the function of a spelling, with its own signature."""
     wanted = _LAYERS[layer]
-    passed = {}
+    passed, meant = {}, {}
     for parameter in parameters:
         target = parameter if parameter in wanted else ALIASES.get(parameter)
         if target in wanted:
             passed[target] = parameter
-        elif parameter not in IGNORED:
+        meant[parameter] = target if target in wanted else None
+        if target not in wanted and parameter not in IGNORED:
             raise AssertionError(f"{name}: the layer {layer} has no parameter {parameter}")
     for parameter, default in wanted.items():
         if parameter not in passed:
@@ -105,7 +107,8 @@ def _function(name, parameters, layer, module):
     exec(compile(code, f"<fleet layer {name}>", "exec"), space)
     function = space[name]
     function.__module__ = module
-    function.__doc__ = _docs().get(_PAGE.get(layer, layer), f"The op `{layer}`.")
+    described = _docs().get(_PAGE.get(layer, layer), f"The op `{layer}`.")
+    function.__doc__ = help_of(layer, described, meant)
     return function
 
 

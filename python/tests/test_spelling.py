@@ -66,3 +66,32 @@ def test_errors_name_no_rust(call):
         call()
     text = str(caught.value)
     assert ERRORS[call] in text and "::" not in text, text
+
+
+def layers():
+    for module in [fleet, static, static.nn, fleet.nn.functional, fleet.fluid.layers]:
+        for name, value in vars(module).items():
+            if callable(value) and getattr(value, "__module__", "") == module.__name__:
+                if not isinstance(value, type) and not name.startswith("_"):
+                    yield f"{module.__name__}.{name}", value
+
+
+@pytest.mark.parametrize("name, layer", list(layers()), ids=lambda it: it if isinstance(it, str) else "")
+def test_help_names_no_rust(name, layer):
+    text = layer.__doc__
+    assert text and "::" not in text and "The op `" not in text, text
+    code = getattr(layer, "__wrapped__", layer).__code__
+    if code.co_filename.startswith("<fleet layer"):
+        for parameter in code.co_varnames[: code.co_argcount]:
+            assert f"``{parameter}``: " in text, (parameter, text)
+
+
+@pytest.mark.parametrize("kind", fleet.optimizer.Optimizer.__subclasses__())
+def test_help_of_optimizers(kind):
+    if kind.__module__ != "fleet.optimizer":
+        return
+    code = kind.__init__.__code__
+    for text in (kind.__doc__, kind.__init__.__doc__):
+        assert "::" not in text and "lr" in text
+        for parameter in code.co_varnames[1 : code.co_argcount]:
+            assert f"``{parameter}``: " in text, (parameter, text)

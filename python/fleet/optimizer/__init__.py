@@ -5,6 +5,7 @@ from fleet import _fleet
 from fleet._backward import backward as _backward
 from fleet._backward import names as _names
 from fleet._framework import Variable, all_or_none, default_startup_program, place
+from fleet._texts import help_of_optimizer as _help_of
 
 from . import lr
 
@@ -342,5 +343,15 @@ class LarsMomentum(Optimizer):
             exclude_from_weight_decay=list(exclude_from_weight_decay),
         )
 
+
+def _describe(classes):
+    formulas = {name.lower(): text for name, text in _fleet.layer_docs().items()}
+    for kind in classes:
+        code = kind.__init__.__code__
+        text = _help_of(formulas[kind.__name__.lower()], code.co_varnames[1 : code.co_argcount])
+        kind.__doc__ = kind.__init__.__doc__ = text
+
+
+_describe(Optimizer.__subclasses__())
 
 __getattr__ = _absent(__name__)

@@ -1,0 +1,32 @@
+"""The blocks of docs/python.md run as they are, one after another in a folder."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "python.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    for block in BLOCKS:
+        named = re.match(r"# (\w+\.py)\n", block)
+        if named:
+            (folder / named[1]).write_text(block)
+    return folder
+
+
+@pytest.mark.parametrize("index", range(len(BLOCKS)))
+def test_a_block_runs(folder, index):
+    script = folder / f"block_{index}.py"
+    script.write_text(BLOCKS[index])
+    call = [sys.executable, str(script)]
+    ran = subprocess.run(call, capture_output=True, text=True, cwd=folder, timeout=120, input="")
+    assert ran.returncode == 0, ran.stderr
+    is_silent = "Reader()" in BLOCKS[index] or "class Net" in BLOCKS[index]
+    assert ran.stdout or is_silent
