@@ -234,10 +234,14 @@ class Variable:
         return f"Variable({self.name}: {self.dtype}{list(self.shape)})"
 
     def __eq__(self, other):
-        return self._op("equal", x=self, y=other) if _compares(other) else NotImplemented
+        if not _compares(other):
+            return NotImplemented
+        return self._op("equal", x=self, y=other, name=None)
 
     def __ne__(self, other):
-        return self._op("not_equal", x=self, y=other) if _compares(other) else NotImplemented
+        if not _compares(other):
+            return NotImplemented
+        return self._op("not_equal", x=self, y=other, name=None)
 
     __hash__ = object.__hash__
 
@@ -262,8 +266,8 @@ class Variable:
         """Returns the elements as another type."""
         return self._op("cast", x=self, dtype=dtype)
 
-    def _op(self, name, **args):
-        return call(name, args, self.program)
+    def _op(self, layer, /, **args):
+        return call(layer, args, self.program)
 
     def __add__(self, other):
         return self._op("operator_add", x=self, y=other)
@@ -293,39 +297,39 @@ class Variable:
         return self._op("operator_mul", x=self, y=-1.0)
 
     def __pow__(self, other):
-        return self._op("pow", x=self, y=other)
+        return self._op("pow", x=self, y=other, name=None)
 
     def __rpow__(self, other):
-        return self._op("pow", x=other, y=self)
+        return self._op("pow", x=other, y=self, name=None)
 
     def __mod__(self, other):
-        return self._op("remainder", x=self, y=other)
+        return self._op("remainder", x=self, y=other, name=None)
 
     def __rmod__(self, other):
-        return self._op("remainder", x=other, y=self)
+        return self._op("remainder", x=other, y=self, name=None)
 
     def __floordiv__(self, other):
-        return self._op("floor_divide", x=self, y=other)
+        return self._op("floor_divide", x=self, y=other, name=None)
 
     def __rfloordiv__(self, other):
-        return self._op("floor_divide", x=other, y=self)
+        return self._op("floor_divide", x=other, y=self, name=None)
 
     def __matmul__(self, other):
         return self._op(
-            "matmul", x=self, y=other, transpose_x=False, transpose_y=False, name=None
+            "matmul", x=self, y=other, transpose_x=False, transpose_y=False, alpha=1.0, name=None
         )
 
     def __lt__(self, other):
-        return self._op("less_than", x=self, y=other)
+        return self._op("less_than", x=self, y=other, name=None)
 
     def __le__(self, other):
-        return self._op("less_equal", x=self, y=other)
+        return self._op("less_equal", x=self, y=other, name=None)
 
     def __gt__(self, other):
-        return self._op("greater_than", x=self, y=other)
+        return self._op("greater_than", x=self, y=other, name=None)
 
     def __ge__(self, other):
-        return self._op("greater_equal", x=self, y=other)
+        return self._op("greater_equal", x=self, y=other, name=None)
 
     def __iter__(self):
         raise TypeError(f"{self!r} cannot be iterated\n  help: use unstack or split")

@@ -42,6 +42,7 @@ IGNORED = frozenset(
         "force_cpu",
         "do_model_average_for_mean_and_var",
         "numeric_stable_mode",
+        "sorted",
     ]
 )
 

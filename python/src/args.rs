@@ -9,7 +9,7 @@ use fleet::{DType, Shape, ir};
 use fleet_base::EntityRef;
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList};
 
 /// The arguments of one call.
 pub struct Args<'n, 'py> {
@@ -186,7 +186,12 @@ impl<'n, 'py> Args<'n, 'py> {
 
     /// Fails for a value other than `only`, with the alternative.
     pub fn only(&self, name: &str, only: &str, help: &str) -> PyResult<()> {
-        let got = self.get(name)?.repr()?.to_string();
+        let value = self.get(name)?;
+        // A variable cannot show itself while a call has its program.
+        let got = match value.repr() {
+            Ok(text) => text.to_string(),
+            Err(_) => value.get_type().name()?.to_string(),
+        };
         if got == only {
             return Ok(());
         }
@@ -214,6 +219,22 @@ impl<'n, 'py> Args<'n, 'py> {
 
     pub fn var(&self, name: &str) -> PyResult<Var<'n>> {
         self.as_var(name, &self.get(name)?)
+    }
+
+    /// A variable, or a list of one.
+    pub fn only_var(&self, name: &str) -> PyResult<Var<'n>> {
+        let value = self.get(name)?;
+        match value.len() {
+            Ok(1) if value.is_instance_of::<PyList>() => self.as_var(name, &value.get_item(0)?),
+            Ok(count) if value.is_instance_of::<PyList>() => {
+                Err(PyNotImplementedError::new_err(format!(
+                    "{}(): {name}: expected one Variable, got a list of {count}\n  \
+                     help: join them first: fleet.concat([..], axis=1)",
+                    self.layer
+                )))
+            }
+            _ => self.as_var(name, &value),
+        }
     }
 
     pub fn maybe_var(&self, name: &str) -> PyResult<Option<Var<'n>>> {

@@ -5,7 +5,9 @@
 use crate::args::Args;
 use crate::program::{Place, ProgramCell, index, with_net};
 use fleet::nn::layers::*;
-use fleet::nn::{Auc, AucVars, CrossEntropy, Curve, Elementwise, OpCall, Operand, Var, models};
+use fleet::nn::{
+    Auc, AucVars, CrossEntropy, Curve, Elementwise, OpCall, Operand, Reduction, Var, models,
+};
 use fleet::{DType, ir};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -155,7 +157,7 @@ layers! {
 
     // Layers
     "fc(x, size, num_flatten_dims=1, weight_attr=None, bias_attr=None, activation=None, \
-     name=None)" => |a| a.var("x")?.fc(Fc {
+     name=None)" => |a| a.only_var("x")?.fc(Fc {
         num_flatten_dims: a.int("num_flatten_dims")?,
         act: a.act("activation")?,
         weight: a.param("weight_attr")?,
@@ -256,8 +258,8 @@ layers! {
         => |a| transformer_layer(a)?;
 
     // Losses and metrics
-    "cross_entropy(x, label, soft_label=False, ignore_index=-100, axis=-1, reduction='mean')"
-        => |a| a.var("x")?.cross_entropy_with(a.var("label")?, cross_entropy(a)?);
+    "cross_entropy(x, label, weight=None, ignore_index=-100, reduction='mean', \
+     soft_label=False, axis=-1, use_softmax=True)" => |a| cross_entropy(a)?;
     "softmax_with_cross_entropy(x, label, soft_label=False, ignore_index=-100, axis=-1, \
      return_softmax=False)" => |a| {
         let (loss, softmax) =
@@ -373,9 +375,17 @@ layers! {
         let call = on_x(a, "clip")?.attr("min", a.float("min")?);
         call.attr("max", a.float("max")?).one("Out")
     };
-    "scale(x, scale=1.0, bias=0.0, name=None)" => |a| {
+    "scale(x, scale=1.0, bias=0.0, bias_after_scale=True, activation=None, name=None)" => |a| {
         let call = on_x(a, "scale")?.attr("scale", a.float("scale")?);
-        call.attr("bias", a.float("bias")?).one("Out")
+        let call = call.attr("bias", a.float("bias")?);
+        let scaled = match a.bool("bias_after_scale")? {
+            true => call.one("Out"),
+            false => call.attr("bias_after_scale", false).one("Out"),
+        };
+        match a.act("activation")? {
+            Some(act) => scaled.act(act),
+            None => scaled,
+        }
     };
     "cast(x, dtype)" => |a| a.var("x")?.cast(a.dtype("dtype")?);
 
@@ -396,25 +406,35 @@ layers! {
     "elementwise_div(x, y, axis=-1, activation=None, name=None)" => |a| {
         a.var("x")?.elementwise_div(a.var("y")?, elementwise(a)?)
     };
-    "maximum(x, y)" => |a| with_number(a, Var::maximum)?;
-    "minimum(x, y)" => |a| with_number(a, Var::minimum)?;
-    "pow(x, y)" => |a| with_number(a, Var::pow)?;
-    "remainder(x, y)" => |a| with_number(a, Var::modulo)?;
-    "floor_divide(x, y)" => |a| with_number(a, Var::floor_divide)?;
-    "equal(x, y)" => |a| with_number(a, Var::equal)?;
-    "not_equal(x, y)" => |a| with_number(a, Var::not_equal)?;
-    "less_than(x, y)" => |a| with_number(a, Var::less_than)?;
-    "less_equal(x, y)" => |a| with_number(a, Var::less_equal)?;
-    "greater_than(x, y)" => |a| with_number(a, Var::greater_than)?;
-    "greater_equal(x, y)" => |a| with_number(a, Var::greater_equal)?;
-    "logical_and(x, y)" => |a| a.var("x")?.logical_and(a.var("y")?);
-    "logical_or(x, y)" => |a| a.var("x")?.logical_or(a.var("y")?);
-    "logical_not(x)" => |a| a.var("x")?.logical_not();
+    "maximum(x, y, name=None)" => |a| with_number(a, "elementwise_max", Var::maximum)?;
+    "minimum(x, y, name=None)" => |a| with_number(a, "elementwise_min", Var::minimum)?;
+    "pow(x, y, name=None)" => |a| with_number(a, "elementwise_pow", Var::pow)?;
+    "remainder(x, y, name=None)" => |a| with_number(a, "elementwise_mod", Var::modulo)?;
+    "floor_divide(x, y, name=None)" => |a| {
+        with_number(a, "elementwise_floordiv", Var::floor_divide)?
+    };
+    "equal(x, y, name=None)" => |a| with_number(a, "equal", Var::equal)?;
+    "not_equal(x, y, name=None)" => |a| with_number(a, "not_equal", Var::not_equal)?;
+    "less_than(x, y, name=None)" => |a| with_number(a, "less_than", Var::less_than)?;
+    "less_equal(x, y, name=None)" => |a| with_number(a, "less_equal", Var::less_equal)?;
+    "greater_than(x, y, name=None)" => |a| with_number(a, "greater_than", Var::greater_than)?;
+    "greater_equal(x, y, name=None)" => |a| with_number(a, "greater_equal", Var::greater_equal)?;
+    "logical_and(x, y, name=None)" => |a| {
+        on_x(a, "logical_and")?.input("Y", a.var("y")?).one("Out")
+    };
+    "logical_or(x, y, name=None)" => |a| {
+        on_x(a, "logical_or")?.input("Y", a.var("y")?).one("Out")
+    };
+    "logical_not(x, name=None)" => |a| unary(a, "logical_not")?;
     "where(condition, x, y)" => |a| a.var("x")?.where_true(a.var("condition")?, a.var("y")?);
-    "matmul(x, y, transpose_x=False, transpose_y=False, name=None)" => |a| {
+    "matmul(x, y, transpose_x=False, transpose_y=False, alpha=1.0, name=None)" => |a| {
         let call = on_x(a, "matmul_v2")?.input("Y", a.var("y")?);
         let call = call.attr("trans_x", a.bool("transpose_x")?);
-        call.attr("trans_y", a.bool("transpose_y")?).one("Out")
+        let call = call.attr("trans_y", a.bool("transpose_y")?);
+        match a.float("alpha")? {
+            1.0 => call.one("Out"),
+            alpha => call.attr("alpha", alpha).one("Out"),
+        }
     };
 
     // Reductions
@@ -425,9 +445,19 @@ layers! {
     "reduce_min(x, axis=None, keepdim=False, name=None)" => |a| reduced(a, "reduce_min")?;
     "reduce_prod(x, axis=None, keepdim=False, name=None)" => |a| reduced(a, "reduce_prod")?;
     "cumsum(x, axis)" => |a| a.var("x")?.cumsum(a.int("axis")?);
-    "argmax(x, axis)" => |a| a.var("x")?.argmax(a.int("axis")?);
-    "argmin(x, axis)" => |a| a.var("x")?.argmin(a.int("axis")?);
-    "topk(x, k)" => |a| a.var("x")?.top_k(a.int("k")?);
+    "argmax(x, axis=None, keepdim=False, dtype='int64', name=None)" => |a| extreme(a, "arg_max")?;
+    "argmin(x, axis=None, keepdim=False, dtype='int64', name=None)" => |a| extreme(a, "arg_min")?;
+    "topk(x, k, axis=None, largest=True, name=None)" => |a| {
+        let mut call = on_x(a, "top_k_v2")?.attr("k", a.int("k")?);
+        if let Some(axis) = a.maybe_int("axis")? {
+            call = call.attr("axis", axis);
+        }
+        if !a.bool("largest")? {
+            call = call.attr("largest", false);
+        }
+        let made = call.done();
+        (made.one("Out"), made.one("Indices"))
+    };
 
     // Shapes and elements
     "concat(x, axis=0, name=None)" => |a| {
@@ -445,12 +475,20 @@ layers! {
         let call = call.attr("start_axis", a.int("start_axis")?);
         call.attr("stop_axis", a.int("stop_axis")?).one("Out")
     };
-    "squeeze(x, axis=None)" => |a| a.var("x")?.squeeze(a.axes("axis")?);
-    "unsqueeze(x, axis)" => |a| a.var("x")?.unsqueeze(a.ints("axis")?);
+    "squeeze(x, axis=None, name=None)" => |a| {
+        let axes = a.axes("axis")?;
+        match axes.is_empty() {
+            true => a.var("x")?.squeeze(axes),
+            false => on_x(a, "squeeze2")?.attr("axes", axes).one("Out"),
+        }
+    };
+    "unsqueeze(x, axis, name=None)" => |a| {
+        on_x(a, "unsqueeze2")?.attr("axes", a.ints("axis")?).one("Out")
+    };
     "transpose(x, perm, name=None)" => |a| {
         on_x(a, "transpose2")?.attr("axis", a.ints("perm")?).one("Out")
     };
-    "split(x, num_or_sections, axis=0)" => |a| split(a)?;
+    "split(x, num_or_sections, axis=0, name=None)" => |a| split(a)?;
     "unstack(x, axis=0)" => |a| unstack(a)?;
     "part(x, axes, starts, ends, strides, dropped, added)" => |a| part(a)?;
     "slice(x, axes, starts, ends)" => |a| {
@@ -460,7 +498,13 @@ layers! {
         let (axes, starts, ends) = (a.ints("axes")?, a.ints("starts")?, a.ints("ends")?);
         a.var("x")?.strided_slice(axes, starts, ends, a.ints("strides")?)
     };
-    "gather(x, index)" => |a| a.var("x")?.gather(a.var("index")?);
+    "gather(x, index, axis=None, name=None)" => |a| {
+        let call = on_x(a, "gather")?.input("Index", a.var("index")?);
+        match a.maybe_int("axis")? {
+            Some(axis) => call.attr("axis", axis).one("Out"),
+            None => call.one("Out"),
+        }
+    };
     "gather_nd(x, index)" => |a| a.var("x")?.gather_nd(a.var("index")?);
     "scatter(x, index, updates, overwrite=True)" => |a| {
         a.var("x")?.scatter(a.var("index")?, a.var("updates")?, a.bool("overwrite")?)
@@ -510,15 +554,27 @@ fn reduced<'n>(a: &Args<'n, '_>, op: &'static str) -> PyResult<Var<'n>> {
 }
 
 /// An op of two variables, or of a variable and a number of its type.
-fn with_number<'n>(a: &Args<'n, '_>, op: fn(Var<'n>, Operand<'n>) -> Var<'n>) -> PyResult<Var<'n>> {
-    match a.operand("x")? {
-        Operand::Var(x) => Ok(op(x, a.same_type("y", x)?)),
+fn with_number<'n>(
+    a: &Args<'n, '_>,
+    name: &'static str,
+    op: fn(Var<'n>, Operand<'n>) -> Var<'n>,
+) -> PyResult<Var<'n>> {
+    let (x, y) = match a.operand("x")? {
+        Operand::Var(x) => (x, a.same_type("y", x)?),
         Operand::Number(x) => {
             let y = a.var("y")?;
             a.same_type("x", y)?;
-            Ok(op(filled(a, x, y.dtype()), Operand::Var(y)))
+            (filled(a, x, y.dtype()), Operand::Var(y))
         }
+    };
+    if a.maybe_text("name")?.is_none() {
+        return Ok(op(x, y));
     }
+    let y = match y {
+        Operand::Var(y) => y,
+        Operand::Number(y) => filled(a, y, x.dtype()),
+    };
+    Ok(a.op(name)?.input("X", x).input("Y", y).one("Out"))
 }
 
 /// Returns a number as a variable of one element.
@@ -601,8 +657,37 @@ fn softmax_options(a: &Args<'_, '_>) -> PyResult<CrossEntropy> {
     })
 }
 
-fn cross_entropy(a: &Args<'_, '_>) -> PyResult<CrossEntropy> {
-    Ok(CrossEntropy { reduction: a.reduction("reduction")?, ..softmax_options(a)? })
+fn cross_entropy<'n>(a: &Args<'n, '_>) -> PyResult<Var<'n>> {
+    let help = "multiply the losses of reduction='none' by fleet.gather(weight, label)";
+    a.only("weight", "None", help)?;
+    let (x, label, reduction) = (a.var("x")?, a.var("label")?, a.reduction("reduction")?);
+    if a.bool("use_softmax")? {
+        let with = CrossEntropy { reduction, ..softmax_options(a)? };
+        return Ok(x.cross_entropy_with(label, with));
+    }
+    for (name, only) in [("ignore_index", "-100"), ("axis", "-1")] {
+        a.only(name, only, "pass logits with use_softmax=True")?;
+    }
+    let loss = x.cross_entropy_of_probabilities(label, a.bool("soft_label")?);
+    Ok(match reduction {
+        Reduction::None => loss,
+        Reduction::Mean => loss.mean(),
+        Reduction::Sum => loss.sum(),
+    })
+}
+
+/// The index of the largest or smallest element, along an axis or of all elements.
+fn extreme<'n>(a: &Args<'n, '_>, op: &'static str) -> PyResult<Var<'n>> {
+    a.only("dtype", "'int64'", "convert the result: fleet.cast(indices, dtype)")?;
+    let mut call = on_x(a, op)?;
+    call = match a.maybe_int("axis")? {
+        Some(axis) => call.attr("axis", axis),
+        None => call.attr("flatten", true),
+    };
+    if a.bool("keepdim")? {
+        call = call.attr("keepdims", true);
+    }
+    Ok(call.one("Out"))
 }
 
 fn create_parameter<'n>(a: &Args<'n, '_>) -> PyResult<Var<'n>> {
@@ -721,7 +806,11 @@ fn split<'n>(a: &Args<'n, '_>) -> PyResult<Vec<Var<'n>>> {
             })?;
             Ok(call.attr("num", count).many("Out", parts))
         }
-        Err(_) => Ok(x.split_sections(&a.ints("num_or_sections")?, axis)),
+        Err(_) => {
+            let sections = a.ints("num_or_sections")?;
+            let parts = sections.len();
+            Ok(call.attr("sections", sections).many("Out", parts))
+        }
     }
 }
 

@@ -104,16 +104,16 @@ _define(
     sin(x, name=None)
     erf(x, name=None)
     clip(x, min, max, name=None)
-    scale(x, scale=1.0, bias=0.0, name=None)
+    scale(x, scale=1.0, bias=0.0, bias_after_scale=True, act=None, name=None)
     cast(x, dtype)
     concat(input, axis=0, name=None)
     stack(x, axis=0)
     unstack(x, axis=0)
     sums(input) = add_n
     sum(x) = add_n
-    split(input, num_or_sections, dim=-1)
-    squeeze(input, axes=None)
-    unsqueeze(input, axes)
+    split(input, num_or_sections, dim=-1, name=None)
+    squeeze(input, axes=None, name=None)
+    unsqueeze(input, axes, name=None)
     reshape(x, shape, inplace=False, name=None)
     transpose(x, perm, name=None)
     slice(input, axes, starts, ends)
@@ -123,14 +123,14 @@ _define(
     scatter(input, index, updates, overwrite=True)
     argmax(x, axis=0)
     argmin(x, axis=0)
-    topk(input, k)
+    topk(input, k, name=None)
     assign(input, output=None)
     cumsum(x, axis)
     range(start, end, step=1, dtype='int64') = arange
     pad(x, paddings, pad_value=0.0)
     mse_loss(input, label)
     kldiv_loss(x, target, reduction='mean') = kl_div
-    matmul(x, y, transpose_x=False, transpose_y=False, name=None)
+    matmul(x, y, transpose_x=False, transpose_y=False, alpha=1.0, name=None)
     """,
 )
 

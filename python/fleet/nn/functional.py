@@ -27,7 +27,8 @@ _define(
     dropout(x, p=0.5, training=True, mode='upscale_in_train')
     one_hot(x, num_classes)
     label_smooth(x, epsilon=0.1)
-    cross_entropy(input, label, soft_label=False, ignore_index=-100, axis=-1, reduction='mean')
+    cross_entropy(input, label, weight=None, ignore_index=-100, reduction='mean', \
+        soft_label=False, axis=-1, use_softmax=True)
     softmax_with_cross_entropy(logits, label, soft_label=False, ignore_index=-100, \
         numeric_stable_mode=True, return_softmax=False, axis=-1)
     sigmoid_cross_entropy_with_logits(x, label, name=None)

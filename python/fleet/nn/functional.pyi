@@ -31,10 +31,12 @@ def avg_pool2d(
 def cross_entropy(
     input: Variable,
     label: Variable,
-    soft_label: bool = ...,
+    weight: Any = ...,
     ignore_index: int = ...,
-    axis: int | Sequence[int] = ...,
     reduction: str = ...,
+    soft_label: bool = ...,
+    axis: int | Sequence[int] = ...,
+    use_softmax: bool = ...,
 ) -> Variable: ...
 def dropout(x: Variable, p: float = ..., training: bool = ..., mode: str = ...) -> Variable: ...
 def elu(x: Variable, alpha: float = ..., name: str | None = ...) -> Variable: ...
