@@ -20,7 +20,7 @@ pub fn exception(error: &Error) -> PyErr {
     }
 }
 
-/// What errors name in the spelling of Rust, and its spelling in Python.
+/// Names in the errors of Rust, and their spellings in Python.
 const SPELLINGS: &[(&str, &str)] = &[
     ("attribute 'axes' of squeeze2", "axis of squeeze"),
     ("attribute 'axes' of unsqueeze2", "axis of unsqueeze"),
