@@ -1,6 +1,5 @@
 """Documented names that the package does not have: the error names the alternative."""
 
-import difflib
 import importlib
 import re
 import sys
@@ -161,6 +160,8 @@ def nearest(name, module):
     """Returns the end of an error: the name of a module that is the most similar to this one."""
     if name.startswith("_") or module not in sys.modules:
         return ""
+    import difflib
+
     known = [known for known in vars(sys.modules[module]) if not known.startswith("_")]
     near = difflib.get_close_matches(name, known, 1)
     return f"; did you mean '{near[0]}'?" if near else ""

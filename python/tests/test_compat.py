@@ -237,7 +237,7 @@ def test_the_third_argument_of_a_save_may_be_its_mode(monkeypatch):
     fleet.distributed.fleet.save_persistables(None, "folder", 2)
     fleet.distributed.fleet.save_persistables(None, "folder", None, 1)
     fleet.distributed.fleet.save_persistables("folder")
-    assert [mode for _, mode, _ in saves] == [2, 1, 0]
+    assert [given[2] for given in saves] == [2, 1, 0]
 
 
 def first(reader, count=3):

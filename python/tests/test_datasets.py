@@ -788,7 +788,7 @@ def test_the_examples_of_the_documentation(tmp_path):
     section = section[: section.index("\n## ", 1)]
     blocks = [block.split("```")[0] for block in section.split("```python\n")[1:]]
     names = [block.splitlines()[0][2:] for block in blocks]
-    assert names == ["my_generator.py", "train.py", "loader.py", "table.py"]
+    assert names == ["my_generator.py", "train.py", "loader.py", "samples.py", "table.py"]
     for name, block in zip(names, blocks):
         (tmp_path / name).write_text(block)
     # The search path of the pipe command has this interpreter first.

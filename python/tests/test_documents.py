@@ -754,8 +754,8 @@ CASES = [
         shown=["applied.*DGC"],
     ),
     Case("003-fp16", strategies("003", 294), how="--nproc_per_node=2", shown=["applied.*FP16"]),
-    Case("003-sharding", [*strategies("003", 304)], fails="sharding"),
-    Case("003-sharding-configs", [*strategies("003", 318)], fails="sharding"),
+    Case("003-sharding", [*strategies("003", 304)], how="--nproc_per_node=2"),
+    Case("003-sharding-configs", [*strategies("003", 318)], how="--nproc_per_node=2"),
     Case(
         "004-servers",
         [

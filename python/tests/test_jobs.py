@@ -60,7 +60,7 @@ def test_objects_for_a_strategy(raises):
     strategy.build_strategy = build
     strategy.execution_strategy = threads
     assert strategy.execution_strategy["num_threads"] == 2
-    raises(ValueError, ["num_thread"], lambda: setattr(threads, "num_thread", 2))
+    raises(AttributeError, ["num_thread"], lambda: setattr(threads, "num_thread", 2))
     raises(AttributeError, ["num_thread"], lambda: threads.num_thread)
 
 

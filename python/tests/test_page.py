@@ -1,5 +1,6 @@
 """The blocks of docs/python.md run as they are, one after another in a folder."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -26,7 +27,17 @@ def test_a_block_runs(folder, index):
     script = folder / f"block_{index}.py"
     script.write_text(BLOCKS[index])
     call = [sys.executable, str(script)]
-    ran = subprocess.run(call, capture_output=True, text=True, cwd=folder, timeout=120, input="")
+    # Pipe commands start `python`: this interpreter.
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+    ran = subprocess.run(
+        call,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=120,
+        input="",
+        env={**os.environ, "PATH": path},
+    )
     assert ran.returncode == 0, ran.stderr
     is_silent = "Reader()" in BLOCKS[index] or "class Net" in BLOCKS[index]
     assert ran.stdout or is_silent

@@ -207,7 +207,6 @@ def test_missing_names_tell_the_alternative(raises):
     def wanted(module, name):
         return lambda: getattr(module, name)
 
-    raises(AttributeError, ["'Dataset'", "from_generator"], wanted(fleet.io, "Dataset"))
     raises(AttributeError, ["'Model'", "fleet.static.nn"], wanted(fleet, "Model"))
     raises(NotImplementedError, ["'LSTM'", "fleet.static.nn"], wanted(nn, "LSTM"))
     raises(AttributeError, ["has no attribute 'nothing'"], wanted(static, "nothing"))

@@ -181,7 +181,7 @@ def one_hot(input, depth):
 
 def pow(x, factor=1.0, name=None):
     """Returns ``x`` raised to the power of a number or a variable."""
-    return _call("pow", {"x": x, "y": factor})
+    return _call("pow", {"x": x, "y": factor, "name": name})
 
 
 def expand(x, expand_times, name=None):

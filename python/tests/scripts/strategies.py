@@ -131,7 +131,11 @@ if fleet.worker_num() > 1:
     levels.hierarchical_allreduce_inter_nranks = 8
     train(levels)
 
-for name in ["sharding", "pipeline"]:
+shards = fleet.DistributedStrategy()
+shards.sharding = True
+assert fleet.worker_num() == 1 or "Sharding" in train(shards)
+
+for name in ["pipeline"]:
     later = fleet.DistributedStrategy()
     setattr(later, name, True)
     try:
