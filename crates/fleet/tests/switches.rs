@@ -9,8 +9,8 @@ use fleet::ps::{CommunicatorOptions, LocalServers, ServerTables};
 use fleet::servers::{Place, ServerJob, Worker};
 use fleet_strategy::meta::Facts;
 use fleet_strategy::{
-    Field, GradientMergeConfig, Item, Kind, Outcome, Ranks, Rates, Value, Verdict, decide,
-    minimize, servers,
+    Field, GradientMergeConfig, Item, Kind, Outcome, Ranks, Rates, ShardingConfig, Value, Verdict,
+    decide, minimize, servers,
 };
 use fleet_testkit::local::{self, LocalRing};
 use std::sync::Arc;
@@ -180,6 +180,8 @@ fn base(mode: Mode, field: &str) -> DistributedStrategy {
         "use_hierarchical_allreduce" => strategy.with_hierarchical_allreduce_inter_nranks(2),
         // Its value other than the default is the behaviour without the field.
         "sync_nccl_allreduce" => strategy.with_sync_nccl_allreduce(true),
+        // With parameters on every rank, which this test compares.
+        "sharding" => strategy.with_sharding_configs(ShardingConfig::default().with_stage(1)),
         "gradient_merge" => {
             strategy.with_gradient_merge_configs(GradientMergeConfig::default().with_k_steps(2))
         }

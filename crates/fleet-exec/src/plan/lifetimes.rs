@@ -78,8 +78,9 @@ impl Lifetimes {
         self.0.get_or_insert_with(var, || Life { first: at, last: at, ..Life::default() })
     }
 
-    /// Extends the lifetime of every variable that a ring's lane uses last to the end of the run,
-    /// because that lane may lag behind, and compute would wait for it to reuse the memory.
+    /// Extends the lifetime of variables that a ring's lane uses to the end of the run, because that
+    /// lane may lag behind. A variable that the lane writes and compute then uses is left out: that
+    /// use has waited for the lane.
     ///
     /// A sum that only its root needs is left out, because it is meant to free memory early: its
     /// variables live until the lane's next calls begin, so that compute waits for at most one
@@ -101,19 +102,23 @@ impl Lifetimes {
             };
             next.insert(*lane, (later, first));
             let mut is_freed = false;
+            let mut writes = Vec::new();
             match step {
                 Flat::Jump { condition, .. } => extend.push(*condition),
                 Flat::Op(id, def) => {
                     let op = inferred.program.op(*id);
                     extend.extend(op.all_inputs().chain(op.all_outputs()));
+                    writes.extend(op.all_outputs());
                     is_freed = !def.traits.owned.is_empty();
                 }
             }
             for var in extend {
-                let Some(life) = self.0.get_mut(var).filter(|life| life.last == at) else {
-                    continue;
+                let Some(life) = self.0.get_mut(var) else { continue };
+                life.last = match life.last > at {
+                    true if writes.contains(&var) => life.last,
+                    false if is_freed => later,
+                    _ => end,
                 };
-                life.last = if is_freed { later } else { end };
             }
         }
     }

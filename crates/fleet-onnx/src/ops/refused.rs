@@ -23,6 +23,7 @@ const REASONS: &[(&str, &[&str])] = &[
             "check_finite_and_unscale",
             "dgc",
             "dgc_momentum",
+            "empty",
             "fake_init",
             "fused_adam",
             "fused_adamw",

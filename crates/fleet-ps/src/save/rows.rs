@@ -36,7 +36,7 @@ impl TableIndex {
     /// let tables = vec![TableConfig::Sparse(SparseConfig::plain(0, 2))];
     /// let job = JobTables { server_count: 1, worker_count: 1, sync: false, tables };
     /// let servers = LocalServers::new(&ServerTables::all(&job)?, 0)?;
-    /// servers.push_sparse(0, Push::new(&[u64::MAX, 17], &[0.5; 4]))?;
+    /// servers.push_sparse(0, None, Push::new(&[u64::MAX, 17], &[0.5; 4]))?;
     /// servers.save(Tables::All, &dir, SaveMode::All, SaveFormat::Binary)?;
     /// let rows = TableIndex::read(&dir)?.rows(0, 1000)?;
     /// assert_eq!((&rows.ids[..], rows.width, rows.values.len()), (&[17, u64::MAX][..], 2, 4));
