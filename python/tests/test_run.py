@@ -332,3 +332,16 @@ def test_wrong_integers_and_paths_are_named(exe, raises, tmp_path):
     ]:
         raises(TypeError, parts, call)
     fleet.seed(np.int64(7))
+
+
+def test_binary_cross_entropy_of_logits(exe, raises):
+    x, y = static.data("x", [None, 1]), static.data("y", [None, 1])
+    of = fleet.nn.functional.binary_cross_entropy_with_logits
+    whole, each = of(x, y), of(x, y, weight=y + 1.0, reduction="none")
+    logits, labels = np.array([[0.5], [-2.0]], "float32"), np.array([[1.0], [0.0]], "float32")
+    loss = np.log1p(np.exp(-logits)) * labels + np.log1p(np.exp(logits)) * (1 - labels)
+    found = exe.run(feed={"x": logits, "y": labels}, fetch_list=[whole, each])
+    np.testing.assert_allclose(found[0], [loss.mean()], rtol=1e-5)
+    np.testing.assert_allclose(found[1], loss * (labels + 1), rtol=1e-5)
+    raises(NotImplementedError, ["pos_weight"], lambda: of(x, y, pos_weight=y))
+    raises(ValueError, ["reduction"], lambda: of(x, y, reduction="avg"))

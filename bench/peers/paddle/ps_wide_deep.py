@@ -52,6 +52,7 @@ def launch(args, workers, interpreter):
             "PADDLE_TRAINERS_NUM": str(workers),
             "POD_IP": "127.0.0.1",
             "PADDLE_WITH_GLOO": "0",
+            "FLEET_OPEN": "loopback",
             "CPU_NUM": "1",
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",

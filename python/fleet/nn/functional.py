@@ -104,4 +104,28 @@ def _check_none(layer, name, value):
         raise NotImplementedError(f"{layer}(): {name} is not supported\n  help: leave it out")
 
 
+def binary_cross_entropy_with_logits(
+    logit, label, weight=None, reduction="mean", pos_weight=None, name=None
+):
+    """Returns the cross entropy of logits and labels between 0 and 1, reduced: by default the mean.
+
+    ``weight`` is multiplied with the loss of each element, before the reduction. ``reduction`` is
+    'mean', 'sum' or 'none'.
+    """
+    import fleet
+
+    if pos_weight is not None:
+        raise NotImplementedError(
+            "pos_weight is not supported\n  help: pass weight, which may be computed from the label"
+        )
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
+    loss = sigmoid_cross_entropy_with_logits(logit, label)
+    if weight is not None:
+        loss = loss * weight
+    if reduction == "none":
+        return loss
+    return fleet.mean(loss) if reduction == "mean" else fleet.sum(loss)
+
+
 __getattr__ = _absent(__name__)

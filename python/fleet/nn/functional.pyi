@@ -28,6 +28,14 @@ def avg_pool2d(
     data_format: str = ...,
     name: str | None = ...,
 ) -> Variable: ...
+def binary_cross_entropy_with_logits(
+    logit: Any,
+    label: Variable,
+    weight: Any = ...,
+    reduction: str = ...,
+    pos_weight: Any = ...,
+    name: str | None = ...,
+) -> Variable: ...
 def cross_entropy(
     input: Variable,
     label: Variable,

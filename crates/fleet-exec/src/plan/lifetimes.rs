@@ -78,9 +78,9 @@ impl Lifetimes {
         self.0.get_or_insert_with(var, || Life { first: at, last: at, ..Life::default() })
     }
 
-    /// Extends the lifetime of variables that a ring's lane uses to the end of the run, because that
-    /// lane may lag behind. A variable that the lane writes and compute then uses is left out: that
-    /// use has waited for the lane.
+    /// Extends the lifetime of variables that a ring's lane uses to the end of the run, because
+    /// that lane may lag behind. A variable that the lane writes and compute then uses is left
+    /// out: that use has waited for the lane.
     ///
     /// A sum that only its root needs is left out, because it is meant to free memory early: its
     /// variables live until the lane's next calls begin, so that compute waits for at most one
