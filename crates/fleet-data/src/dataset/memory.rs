@@ -3,6 +3,7 @@
 use super::exchange::Exchange;
 use super::file_list::FileList;
 use super::shuffle::{self, BLOCK_ROWS};
+use super::turns::Turns;
 use super::{Dataset, DatasetOptions, RecordFormat, for_pass, no_files, reader_panicked};
 use crate::batch::{Batch, BatchLayout, BatchSource, RowRef};
 use crate::block::Block;
@@ -10,7 +11,6 @@ use crate::lines::Skipped;
 use fleet_base::rng::Sequence;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result, text};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -313,9 +313,8 @@ impl Dataset for InMemoryDataset {
     }
 
     fn batch_count(&self) -> Option<u64> {
-        let (records, batch) = (self.order.len(), self.options.batch_size);
-        let count = if self.options.drop_last { records / batch } else { records.div_ceil(batch) };
-        self.loaded.then_some(count as u64)
+        let DatasetOptions { batch_size, drop_last, .. } = self.options;
+        self.loaded.then(|| Turns::batch_count(self.order.len(), batch_size, drop_last))
     }
 
     /// Returns sources whose batches follow the order of the records, for any number of threads:
@@ -326,19 +325,11 @@ impl Dataset for InMemoryDataset {
             return Err(no_records());
         }
         let DatasetOptions { batch_size, drop_last, .. } = self.options;
-        let total = self.order.len();
-        let count = threads.min(total.div_ceil(batch_size));
-        let source = |turn| {
-            Box::new(MemorySource {
-                blocks: Arc::clone(&self.blocks),
-                order: Arc::clone(&self.order),
-                rest: turn * batch_size..total,
-                batch_size,
-                stride: count * batch_size,
-                drop_last,
-            }) as Box<dyn BatchSource>
+        let source = |turns| {
+            let (blocks, order) = (Arc::clone(&self.blocks), Arc::clone(&self.order));
+            Box::new(MemorySource { blocks, order, turns }) as Box<dyn BatchSource>
         };
-        Ok((0..count).map(source).collect())
+        Ok(Turns::divide(self.order.len(), batch_size, drop_last, threads).map(source).collect())
     }
 }
 
@@ -350,22 +341,13 @@ fn no_records() -> Error {
 struct MemorySource {
     blocks: Arc<Vec<Block>>,
     order: Arc<Vec<RowRef>>,
-    rest: Range<usize>,
-    batch_size: usize,
-    /// Records from the start of one batch to the start of the next.
-    stride: usize,
-    drop_last: bool,
+    turns: Turns,
 }
 
 impl BatchSource for MemorySource {
     fn next_batch(&mut self, batch: &mut Batch) -> Result<bool> {
-        let count = self.rest.len().min(self.batch_size);
-        if count == 0 || (count < self.batch_size && self.drop_last) {
-            return Ok(false);
-        }
-        let start = self.rest.start;
-        batch.fill(&self.blocks, &self.order[start..start + count])?;
-        self.rest.start = (start + self.stride).min(self.rest.end);
+        let Some(places) = self.turns.next() else { return Ok(false) };
+        batch.fill(&self.blocks, &self.order[places])?;
         Ok(true)
     }
 }

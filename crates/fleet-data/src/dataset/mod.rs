@@ -9,6 +9,7 @@ mod queue;
 mod shuffle;
 mod supplied;
 mod tensors;
+mod turns;
 
 pub use exchange::{Exchange, InProcessExchange, sum_over};
 pub use memory::InMemoryDataset;

@@ -1,13 +1,13 @@
 //! A dataset of whole tensors in memory, such as the columns of a table. The first dimension of
 //! each tensor counts the records.
 
+use super::turns::Turns;
 use super::{BATCH_MAX, Dataset, check_threads};
 use crate::batch::{Batch, BatchLayout, BatchSource};
 use crate::loader::Samples;
 use fleet_base::rng::Sequence;
 use fleet_base::{Error, Result};
 use fleet_tensor::Tensor;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Records whose inputs are rows of tensors.
@@ -113,25 +113,17 @@ impl Dataset for TensorDataset {
     fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>> {
         let threads = if threads == 0 { self.threads } else { threads };
         check_threads(threads)?;
-        let total = self.order.len();
-        let count = threads.min(total.div_ceil(self.batch_size));
-        let source = |turn| {
-            Box::new(TensorSource {
-                layout: Arc::clone(&self.layout),
-                columns: Arc::clone(&self.columns),
-                order: Arc::clone(&self.order),
-                rest: turn * self.batch_size..total,
-                batch_size: self.batch_size,
-                stride: count * self.batch_size,
-                drop_last: self.drop_last,
-            }) as Box<dyn BatchSource>
+        let source = |turns| {
+            let (layout, columns) = (Arc::clone(&self.layout), Arc::clone(&self.columns));
+            let order = Arc::clone(&self.order);
+            Box::new(TensorSource { layout, columns, order, turns }) as Box<dyn BatchSource>
         };
-        Ok((0..count).map(source).collect())
+        let turns = Turns::divide(self.order.len(), self.batch_size, self.drop_last, threads);
+        Ok(turns.map(source).collect())
     }
 
     fn batch_count(&self) -> Option<u64> {
-        let (records, batch) = (self.order.len(), self.batch_size);
-        Some(if self.drop_last { records / batch } else { records.div_ceil(batch) } as u64)
+        Some(Turns::batch_count(self.order.len(), self.batch_size, self.drop_last))
     }
 }
 
@@ -160,22 +152,13 @@ struct TensorSource {
     layout: Arc<BatchLayout>,
     columns: Arc<Vec<Tensor>>,
     order: Arc<Vec<u64>>,
-    rest: Range<usize>,
-    batch_size: usize,
-    /// Records from the start of one batch to the start of the next.
-    stride: usize,
-    drop_last: bool,
+    turns: Turns,
 }
 
 impl BatchSource for TensorSource {
     fn next_batch(&mut self, batch: &mut Batch) -> Result<bool> {
-        let count = self.rest.len().min(self.batch_size);
-        if count == 0 || (count < self.batch_size && self.drop_last) {
-            return Ok(false);
-        }
-        let start = self.rest.start;
-        gather(&self.layout, &self.columns, &self.order[start..start + count], batch)?;
-        self.rest.start = (start + self.stride).min(self.rest.end);
+        let Some(places) = self.turns.next() else { return Ok(false) };
+        gather(&self.layout, &self.columns, &self.order[places], batch)?;
         Ok(true)
     }
 }

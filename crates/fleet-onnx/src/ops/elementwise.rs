@@ -134,15 +134,21 @@ fn floor_div(c: &mut Context<'_, '_>) -> Result<()> {
     let product = c.mul(quotient, y);
     let rest = c.sub(x, product);
     let zero = c.scalar(dtype, 0.0)?;
-    let is_whole = c.node("Equal", &[rest, zero]);
-    let is_below = c.node("Less", &[rest, zero]);
-    let is_negative = c.node("Less", &[y, zero]);
-    let differ = c.node("Xor", &[is_below, is_negative]);
-    let has_rest = c.node("Not", &[is_whole]);
-    let is_high = c.node("And", &[differ, has_rest]);
+    let is_high = signs_differ(c, rest, y, zero);
     let one = c.cast(is_high, dtype);
     let floor = c.sub(quotient, one);
     c.set("Out", floor)
+}
+
+/// Whether the remainder of division towards zero is not zero and has another sign than the
+/// divisor.
+fn signs_differ(c: &mut Context<'_, '_>, rest: Value, divisor: Value, zero: Value) -> Value {
+    let is_whole = c.node("Equal", &[rest, zero]);
+    let is_below = c.node("Less", &[rest, zero]);
+    let is_negative = c.node("Less", &[divisor, zero]);
+    let differ = c.node("Xor", &[is_below, is_negative]);
+    let has_rest = c.node("Not", &[is_whole]);
+    c.node("And", &[differ, has_rest])
 }
 
 /// The remainder of floored division, with the sign of the divisor.
@@ -155,12 +161,7 @@ fn modulo(c: &mut Context<'_, '_>) -> Result<()> {
     let attributes = vec![("fmod", crate::graph::Attribute::Int(1))];
     let rest = c.with("Mod", &[x, y], attributes);
     let zero = c.scalar(dtype, 0.0)?;
-    let is_whole = c.node("Equal", &[rest, zero]);
-    let is_below = c.node("Less", &[rest, zero]);
-    let is_negative = c.node("Less", &[y, zero]);
-    let differ = c.node("Xor", &[is_below, is_negative]);
-    let has_rest = c.node("Not", &[is_whole]);
-    let is_low = c.node("And", &[differ, has_rest]);
+    let is_low = signs_differ(c, rest, y, zero);
     let raised = c.add(rest, y);
     let y = c.node("Where", &[is_low, raised, rest]);
     c.set("Out", y)
