@@ -120,7 +120,7 @@ def binary_cross_entropy_with_logits(
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
-    loss = sigmoid_cross_entropy_with_logits(logit, label)
+    loss = sigmoid_cross_entropy_with_logits(logit, label, name=name)
     if weight is not None:
         loss = loss * weight
     if reduction == "none":
