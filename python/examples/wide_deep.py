@@ -81,8 +81,14 @@ def count(files: list[str]) -> int:
 
 
 def main(folder: str) -> None:
+    files = sorted(glob.glob(os.path.join(folder, "part-*")))
+    if len(files) < 2:
+        sys.exit(
+            f"{folder}: expected two or more files part-*, got {len(files)}\n"
+            f"  help: fleet data make ctr {folder} --rows 800000 --shards 8"
+        )
+    first, *rest = files
     job.init()
-    first, *rest = sorted(glob.glob(os.path.join(folder, "part-*")))
     model = Model()
     test = static.default_main_program().clone(for_test=True)
     strategy = job.DistributedStrategy()
