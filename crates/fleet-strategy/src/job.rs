@@ -1,6 +1,7 @@
 //! The state of a minimisation, which its phases rewrite.
 
 use crate::effective::Effective;
+use crate::grid::{Axis, Grid};
 use crate::owners::Shards;
 use crate::ranks::{Ranks, RingSpec};
 use fleet_base::{Error, Result};
@@ -111,6 +112,12 @@ impl Job<'_> {
         let label = label.to_string();
         self.rings.own.push(RingSpec { id, label, first, stride, nranks, rank });
         id
+    }
+
+    /// Adds the ring of the ranks that differ from this one in their place along `axis` only.
+    pub fn ring_along(&mut self, label: &str, grid: &Grid, axis: Axis) -> i64 {
+        let first = grid.first(axis, self.ranks.rank);
+        self.ring(label, first, grid.stride(axis), grid.degree(axis))
     }
 
     /// Makes this ring, which spans all ranks, the only one of [`Job::world_rings`].

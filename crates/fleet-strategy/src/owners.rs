@@ -1,6 +1,7 @@
 //! The owner map of sharding: which rank of a group has the state of each parameter.
 
 use crate::effective::Effective;
+use crate::grid::{Axis, Grid};
 use fleet_ir::{OpId, OpRole, VarId};
 use std::collections::HashMap;
 
@@ -28,61 +29,6 @@ pub fn owners(elements: &[u64], shards: usize) -> Vec<usize> {
         owner
     };
     elements.iter().map(&mut next).collect()
-}
-
-/// The grid of a job's ranks: `copies` groups, each of `sharding` consecutive ranks that own one
-/// copy of the state together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
-    /// Ranks of a sharding group.
-    pub sharding: usize,
-    /// Number of groups.
-    pub copies: usize,
-}
-
-impl Grid {
-    /// Returns the grid that a strategy gives `ranks` ranks. An error is the field at fault, and
-    /// the reason.
-    pub(crate) fn of(strategy: &Effective<'_>, ranks: usize) -> Result<Grid, (String, String)> {
-        let configs = strategy.sharding_configs();
-        let assigned = |value: Option<i32>| {
-            value.map(|value| usize::try_from(value).unwrap_or_default().max(1))
-        };
-        let (sharding, copies) = (assigned(configs.sharding_degree), assigned(configs.dp_degree));
-        let field = match sharding {
-            Some(_) => "sharding_configs.sharding_degree",
-            None => "sharding_configs.dp_degree",
-        };
-        let rest = |degree: usize| ranks.is_multiple_of(degree).then(|| ranks / degree);
-        let grid = match (sharding, copies) {
-            (None, copies) => rest(copies.unwrap_or(1)).zip(Some(copies.unwrap_or(1))),
-            (Some(sharding), None) if configs.hybrid_dp() => Some(sharding).zip(rest(sharding)),
-            (Some(sharding), copies) => Some((sharding, copies.unwrap_or(1))),
-        };
-        match grid.filter(|(sharding, copies)| sharding * copies == ranks) {
-            Some((sharding, copies)) => Ok(Grid { sharding, copies }),
-            None => {
-                let shown = |name: &str, value: Option<usize>| {
-                    value.map_or(String::new(), |value| format!("{name} {value}"))
-                };
-                let degrees = [shown("sharding_degree", sharding), shown("dp_degree", copies)];
-                let degrees: Vec<String> =
-                    degrees.into_iter().filter(|it| !it.is_empty()).collect();
-                Err((
-                    field.into(),
-                    format!(
-                        "the degrees of sharding do not multiply to the job's {ranks} ranks: got \
-                         {}{}",
-                        degrees.join(" x "),
-                        match configs.hybrid_dp() || copies.is_some() {
-                            true => "",
-                            false => "; set hybrid_dp for several groups",
-                        }
-                    ),
-                ))
-            }
-        }
-    }
 }
 
 /// The division of a job's parameters among the ranks of this rank's sharding group.
@@ -143,9 +89,14 @@ impl Merge {
 impl Shards {
     /// Divides parameters with these numbers of elements.
     pub fn divide(&mut self, params: Vec<VarId>, elements: &[u64]) {
-        let owners = owners(elements, self.grid.sharding);
+        let owners = owners(elements, self.count());
         self.owner = params.iter().copied().zip(owners).collect();
         self.params = params;
+    }
+
+    /// Returns the number of ranks of the group.
+    pub fn count(&self) -> usize {
+        self.grid.degree(Axis::Sharding)
     }
 
     /// Returns the owner of a parameter, as a rank of the group.

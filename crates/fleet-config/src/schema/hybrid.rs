@@ -21,9 +21,7 @@ message! {
             allowed [AT_LEAST_1, COUNT, "1"],
             refused "every rank runs the whole program";
         /// Workers that share one copy of the state.
-        sharding_degree(4): optional int32 = 1,
-            allowed [AT_LEAST_1, COUNT, "1"],
-            refused "every rank holds all parameters";
+        sharding_degree(4): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
         /// Workers that share a sequence.
         sep_degree(5): optional int32 = 1,
             allowed [AT_LEAST_1, COUNT, "1"],

@@ -67,7 +67,7 @@ impl Strategy for DataParallel {
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
         let (copies, count) = (strategy.hybrid_configs().dp_degree(), facts.ranks.count);
-        if copies > 0 && copies as usize != count {
+        if copies > 0 && copies as usize != count && !strategy.sharding() {
             let field = "hybrid_configs.dp_degree".to_string();
             let ranks = if facts.servers.is_some() { "workers trains" } else { "ranks holds" };
             let each = format!("each of the {count} {ranks} a copy of the model");

@@ -185,7 +185,7 @@ fn broadcast(
     held: &mut HashMap<VarId, VarId>,
 ) -> Result<Vec<OpId>> {
     let mut ops = Vec::new();
-    for owner in 0..shards.grid.sharding {
+    for owner in 0..shards.count() {
         let owned: Vec<VarId> =
             params.iter().copied().filter(|param| shards.owner(*param) == owner).collect();
         if owned.is_empty() {
@@ -209,7 +209,7 @@ fn broadcast(
             vars.push(temporary);
         }
         let call = emit.op(&broadcast::DEF).inputs("X", &vars).outputs("Out", &vars);
-        let call = call.attr("ring_id", shards.ring).attr("nranks", shards.grid.sharding);
+        let call = call.attr("ring_id", shards.ring).attr("nranks", shards.count());
         let label = format!("parameters of segment {segment}");
         call.attr("root", owner).attr("label", label).done()?;
         ops.append(&mut emit.ops);

@@ -25,8 +25,9 @@ use super::{
 };
 use crate::buckets::grouped;
 use crate::effective::Effective;
+use crate::grid::{Axis, Grid};
 use crate::job::{Encoded, Job};
-use crate::owners::{Grid, Merge, Shards};
+use crate::owners::{Merge, Shards};
 use fleet_base::{Error, Result, text};
 use fleet_config::Problem;
 use fleet_ir::{OpId, OpRole, Program, VarId};
@@ -52,7 +53,15 @@ impl Strategy for Sharding {
     }
 
     fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
+        let hybrid = strategy.hybrid_configs().sharding_degree();
         if !strategy.sharding() {
+            if hybrid > 1 {
+                let path = "hybrid_configs.sharding_degree";
+                let problem = Problem::error(path, format!("{hybrid} ranks share no state"))
+                    .why("sharding is off")
+                    .help("set sharding to true, and sharding_configs.stage to what is divided");
+                problems.push(problem);
+            }
             return;
         }
         let ignored = [
@@ -99,13 +108,13 @@ impl Strategy for Sharding {
         }
         match Grid::of(strategy, facts.ranks.count) {
             Err((field, reason)) => Applies::Refused(field, reason),
-            Ok(Grid { sharding, copies: 1 }) => {
-                Applies::Yes(format!("{sharding} ranks divide {}", what_is_divided(strategy)))
+            Ok(grid) => {
+                let (divided, ranks) = (what_is_divided(strategy), grid.degree(Axis::Sharding));
+                Applies::Yes(match grid.degree(Axis::Data) {
+                    1 => format!("{ranks} ranks divide {divided}"),
+                    copies => format!("{copies} groups of {ranks} ranks each divide {divided}"),
+                })
             }
-            Ok(Grid { sharding, copies }) => Applies::Yes(format!(
-                "{copies} groups of {sharding} ranks each divide {}",
-                what_is_divided(strategy)
-            )),
         }
     }
 
@@ -113,15 +122,14 @@ impl Strategy for Sharding {
         let (rank, count) = (job.ranks.rank, job.ranks.count);
         let grid = Grid::of(job.strategy, count)
             .map_err(|(field, reason)| Error::invalid(reason).at(field))?;
-        let (place, group) = (rank % grid.sharding, rank / grid.sharding);
+        let sharding = grid.degree(Axis::Sharding);
         job.reserve_rings(FIRST_RING);
-        let label = format!("shards of {}", grid.sharding);
-        let ring = job.ring(&label, group * grid.sharding, 1, grid.sharding);
+        let ring = job.ring_along(&format!("shards of {sharding}"), &grid, Axis::Sharding);
         let mut copies = None;
         let mut world = ring;
-        if grid.copies > 1 {
-            let label = format!("copies of {} shards", grid.sharding);
-            copies = Some(job.ring(&label, place, grid.sharding, grid.copies));
+        if grid.degree(Axis::Data) > 1 {
+            let label = format!("copies of {sharding} shards");
+            copies = Some(job.ring_along(&label, &grid, Axis::Data));
             world = job.ring("all ranks 0", 0, 1, count);
         }
         job.use_world_ring(world);
@@ -131,7 +139,7 @@ impl Strategy for Sharding {
             ring,
             copies,
             grid,
-            rank: place,
+            rank: grid.place(Axis::Sharding, rank),
             merge,
             params,
             owner,
@@ -175,7 +183,7 @@ impl Strategy for Sharding {
         keep_own(job, &shards);
         job.at.shared = Some(SharedUpdate {
             ring: shards.ring,
-            nranks: shards.grid.sharding,
+            nranks: shards.count(),
             params: shards.params.clone(),
         });
         job.shards = Some(shards);
@@ -224,7 +232,9 @@ impl Strategy for Sharding {
             .partition(|id| divided.contains(&startup.var(*id).name));
         broadcast_parameters(job, &rest, (world, all))?;
         match shards.copies {
-            Some(copies) => broadcast_parameters(job, &own, (copies, shards.grid.copies)),
+            Some(copies) => {
+                broadcast_parameters(job, &own, (copies, shards.grid.degree(Axis::Data)))
+            }
             None => Ok(()),
         }
     }
@@ -308,7 +318,7 @@ fn divide(job: &mut Job<'_>) -> Result<Shards> {
     job.notes.push(format!(
         "sharding: rank {} of {} owns {own} of {} parameters",
         shards.rank,
-        shards.grid.sharding,
+        shards.count(),
         shards.params.len()
     ));
     Ok(shards)
@@ -333,7 +343,7 @@ fn by_owner(job: &Job<'_>, shards: &Shards) -> Vec<(usize, Vec<ParamGrad>)> {
 
 /// Emits the broadcasts of all parameters by their owners, after the update.
 fn broadcast_updated(job: &mut Job<'_>, shards: &Shards) -> Result<()> {
-    for owner in 0..shards.grid.sharding {
+    for owner in 0..shards.count() {
         let params = shards.params.iter().filter(|param| shards.owner(**param) == owner);
         let params: Vec<ParamGrad> = params.map(|param| (*param, *param)).collect();
         for bucket in buckets_of(job, &params) {
@@ -341,7 +351,7 @@ fn broadcast_updated(job: &mut Job<'_>, shards: &Shards) -> Result<()> {
             let mut emit = job.emit(OpRole::OPTIMIZE);
             let call = emit.op(&broadcast::DEF).inputs("X", &vars).outputs("Out", &vars);
             let call = call.attr("ring_id", shards.ring).attr("root", owner);
-            let call = call.attr("nranks", shards.grid.sharding);
+            let call = call.attr("nranks", shards.count());
             call.attr("label", format!("parameters of rank {owner}")).done()?;
             emit.append();
         }
@@ -354,11 +364,11 @@ fn reduce(job: &mut Job<'_>, shards: &Shards, owner: usize, vars: &[VarId]) -> R
     let mut emit = job.emit(OpRole::BACKWARD);
     let label = format!("gradients of rank {owner}");
     let call = emit.op(&reduce::REDUCE_SUM).inputs("X", vars).outputs("Out", vars);
-    let call = call.attr("ring_id", shards.ring).attr("nranks", shards.grid.sharding);
+    let call = call.attr("ring_id", shards.ring).attr("nranks", shards.count());
     call.attr("root_id", owner).attr("label", &*label).done()?;
     if let Some(copies) = shards.copies.filter(|_| owner == shards.rank) {
         let call = emit.op(&reduce::ALL_SUM).inputs("X", vars).outputs("Out", vars);
-        let call = call.attr("ring_id", copies).attr("nranks", shards.grid.copies);
+        let call = call.attr("ring_id", copies).attr("nranks", shards.grid.degree(Axis::Data));
         call.attr("label", label).done()?;
     }
     Ok(std::mem::take(&mut emit.ops))
@@ -392,7 +402,7 @@ pub(super) fn any_of_owners(
     };
     let number = cast(emit, condition, DType::I32)?;
     let call = emit.op(&reduce::ALL_MAX).input("X", number).output("Out", number);
-    let call = call.attr("ring_id", shards.ring).attr("nranks", shards.grid.sharding);
+    let call = call.attr("ring_id", shards.ring).attr("nranks", shards.count());
     call.attr("label", "gradients are finite").done()?;
     cast(emit, number, DType::Bool)
 }

@@ -8,8 +8,8 @@ use fleet_ir::Program;
 use fleet_nn::optimizer::Rule;
 use fleet_nn::prelude::*;
 use fleet_strategy::{
-    AmpConfig, DistributedStrategy, LambConfig, LarsConfig, Ranks, ShardingConfig, Spread,
-    local_state,
+    AmpConfig, DistributedStrategy, HybridConfig, LambConfig, LarsConfig, Ranks, ShardingConfig,
+    Spread, local_state,
 };
 use fleet_testkit::local;
 use std::collections::{BTreeMap, BTreeSet};
@@ -215,6 +215,28 @@ fn degrees_that_do_not_multiply_are_refused() {
     check(ShardingConfig::default().with_dp_degree(3), 4, "got dp_degree 3");
     check(ShardingConfig::default().with_mp_degree(2), 4, "mp_degree: 2 is not supported");
     check(ShardingConfig::default().with_pp_degree(2), 4, "pp_degree: 2 is not supported");
+}
+
+#[test]
+fn hybrid_degrees_are_those_of_sharding() {
+    let ranks = Ranks::new(1, 4);
+    let text = |strategy: &DistributedStrategy| {
+        let (programs, _) = rewritten(mlp, &momentum(), strategy, ranks.clone()).unwrap();
+        programs.main.to_string()
+    };
+    let own = ShardingConfig::default().with_stage(1).with_sharding_degree(2).with_dp_degree(2);
+    let own = DistributedStrategy::new().use_sharding(own);
+    let hybrid = |sharding: i32| HybridConfig::default().with_sharding_degree(sharding);
+    assert_eq!(text(&own), text(&stage(1).with_hybrid_configs(hybrid(2))));
+    assert_eq!(text(&own), text(&stage(1).with_hybrid_configs(hybrid(2).with_dp_degree(2))));
+
+    let check = |strategy: DistributedStrategy, part: &str| {
+        let error = rewritten(mlp, &momentum(), &strategy, ranks.clone()).unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
+    };
+    check(own.with_hybrid_configs(hybrid(4)), "sharding_degree is 2 in sharding_configs, but 4");
+    let alone = DistributedStrategy::new().with_hybrid_configs(hybrid(2));
+    check(alone, "hybrid_configs.sharding_degree: 2 ranks share no state");
 }
 
 /// Returns what all ranks keep together.

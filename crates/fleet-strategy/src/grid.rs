@@ -1,0 +1,143 @@
+//! The grid of a job's ranks: how many ranks divide the work in each of several ways.
+
+use crate::effective::Effective;
+
+/// A way to divide work among ranks, innermost first: neighbouring ranks share layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// Ranks hold parts of the same layers.
+    Tensor,
+    /// Ranks own parts of one copy of the training state.
+    Sharding,
+    /// Ranks run consecutive stages of the program.
+    Pipeline,
+    /// Ranks train copies of the model with different samples.
+    Data,
+}
+
+impl Axis {
+    /// All axes, innermost first.
+    pub const ALL: [Axis; 4] = [Axis::Tensor, Axis::Sharding, Axis::Pipeline, Axis::Data];
+
+    /// Returns the name of the axis's degree in a strategy.
+    pub const fn degree(self) -> &'static str {
+        ["mp_degree", "sharding_degree", "pp_degree", "dp_degree"][self as usize]
+    }
+}
+
+/// The number of ranks along each axis. Ranks are numbered along the innermost axis first.
+///
+/// ```
+/// use fleet_strategy::{Axis, Grid};
+/// let grid = Grid::new([2, 1, 3, 4]);
+/// assert_eq!(grid.ranks(), 24);
+/// assert_eq!(grid.place(Axis::Pipeline, 9), 1);
+/// // Rank 9 is the second of ranks 7, 9 and 11, which run the stages of one copy.
+/// assert_eq!((grid.first(Axis::Pipeline, 9), grid.stride(Axis::Pipeline)), (7, 2));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    degrees: [usize; 4],
+}
+
+impl Grid {
+    /// Returns the grid with these degrees, in the order of [`Axis::ALL`]; each is at least 1.
+    pub const fn new(degrees: [usize; 4]) -> Grid {
+        Grid { degrees }
+    }
+
+    /// Returns the number of ranks along an axis.
+    pub const fn degree(&self, axis: Axis) -> usize {
+        self.degrees[axis as usize]
+    }
+
+    /// Returns the number of all ranks.
+    pub fn ranks(&self) -> usize {
+        self.degrees.iter().product()
+    }
+
+    /// Returns the distance between neighbours along an axis, in ranks of the job.
+    pub fn stride(&self, axis: Axis) -> usize {
+        self.degrees[..axis as usize].iter().product()
+    }
+
+    /// Returns the position of a rank along an axis.
+    pub fn place(&self, axis: Axis, rank: usize) -> usize {
+        rank / self.stride(axis) % self.degree(axis)
+    }
+
+    /// Returns the first of the ranks that differ from `rank` in their place along `axis` only.
+    pub fn first(&self, axis: Axis, rank: usize) -> usize {
+        rank - self.place(axis, rank) * self.stride(axis)
+    }
+
+    /// Returns the grid that a strategy gives `ranks` ranks. An error is the field at fault, and
+    /// the reason.
+    pub(crate) fn of(strategy: &Effective<'_>, ranks: usize) -> Result<Grid, (String, String)> {
+        let assigned = Axis::ALL.map(|axis| assigned(strategy, axis));
+        let mut fields = Vec::new();
+        for (axis, found) in Axis::ALL.iter().zip(&assigned) {
+            match found[..] {
+                [(_, first), (ref field, second)] if first != second => {
+                    let name = axis.degree();
+                    let reason =
+                        format!("{name} is {first} in sharding_configs, but {second} here");
+                    return Err((field.clone(), reason));
+                }
+                [] => {}
+                [(ref field, degree), ..] => fields.push((*axis, field.clone(), degree)),
+            }
+        }
+        let given = |axis: Axis| fields.iter().find(|it| it.0 == axis).map(|it| it.2);
+        let fixed: usize = fields.iter().map(|(_, _, degree)| degree).product();
+        // One axis takes the ranks that the assigned degrees leave.
+        let own = strategy.sharding_configs();
+        let is_one_group = own.sharding_degree.is_some() && !own.hybrid_dp();
+        let open = match (given(Axis::Sharding), given(Axis::Data)) {
+            (None, _) if strategy.sharding() => Some(Axis::Sharding),
+            (Some(_), None) if strategy.sharding() && is_one_group => None,
+            (_, None) => Some(Axis::Data),
+            _ => None,
+        };
+        let degrees = Axis::ALL.map(|axis| match open == Some(axis) {
+            true => ranks / fixed.max(1),
+            false => given(axis).unwrap_or(1),
+        });
+        let grid = Grid::new(degrees);
+        if grid.ranks() == ranks {
+            return Ok(grid);
+        }
+        let shown = fields.iter().map(|(axis, _, degree)| format!("{} {degree}", axis.degree()));
+        let shown: Vec<String> = shown.collect();
+        let help = match strategy.sharding() && given(Axis::Data).is_none() && open.is_none() {
+            true => "; set hybrid_dp for several groups",
+            false => "",
+        };
+        let reason = format!(
+            "the degrees do not multiply to the job's {ranks} ranks: got {}{help}",
+            shown.join(" x ")
+        );
+        let field = fields.into_iter().next().map(|(_, field, _)| field);
+        Err((field.unwrap_or_else(|| "hybrid_configs".into()), reason))
+    }
+}
+
+/// Returns the degrees that a strategy assigns to an axis, with their fields: that of
+/// `sharding_configs`, if sharding is on, and that of `hybrid_configs`.
+fn assigned(strategy: &Effective<'_>, axis: Axis) -> Vec<(String, usize)> {
+    let (own, hybrid) = (strategy.sharding_configs(), strategy.hybrid_configs());
+    let (own, hybrid) = match axis {
+        Axis::Tensor => (own.mp_degree, hybrid.mp_degree),
+        Axis::Sharding => (own.sharding_degree, hybrid.sharding_degree),
+        Axis::Pipeline => (own.pp_degree, hybrid.pp_degree),
+        Axis::Data => (own.dp_degree, hybrid.dp_degree),
+    };
+    let own = own.filter(|_| strategy.sharding());
+    let both = [("sharding_configs", own), ("hybrid_configs", hybrid)];
+    // A degree of -1 stands for the ranks that the others leave.
+    let number = |(message, value): (&str, Option<i32>)| {
+        let degree = usize::try_from(value?).ok()?.max(1);
+        Some((format!("{message}.{}", axis.degree()), degree))
+    };
+    both.into_iter().filter_map(number).collect()
+}
