@@ -421,7 +421,7 @@ fn param_attr(value: &Bound<'_, PyAny>) -> PyResult<Option<ParamAttr>> {
         regularizer: some("regularizer")?.map(|it| regularizer(&it)).transpose()?,
         trainable: value.getattr("trainable")?.extract()?,
         need_clip: value.getattr("need_clip")?.extract()?,
-        is_distributed: false,
+        ..ParamAttr::new()
     }))
 }
 

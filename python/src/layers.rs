@@ -245,13 +245,13 @@ layers! {
     };
     "multi_head_attention(x, heads, key_value=None, causal=False, mask=None, dropout=0.0, \
      initializer=None, name=None)" => |a| a.var("x")?.multi_head_attention(MultiHeadAttention {
-        heads: a.int("heads")?,
         key_value: a.maybe_var("key_value")?,
         causal: a.bool("causal")?,
         mask: a.maybe_var("mask")?,
         dropout: a.float("dropout")?,
         init: a.init("initializer")?,
         name: a.maybe_text("name")?,
+        ..MultiHeadAttention::new(a.int("heads")?)
     });
     "transformer_layer(x, heads, ffn, pre_norm=False, activation='gelu', causal=False, \
      mask=None, dropout=0.0, attention_dropout=0.0, epsilon=1e-05, initializer=None, name=None)"

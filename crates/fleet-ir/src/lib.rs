@@ -35,5 +35,5 @@ pub use program::{Block, BlockId, NameCounters, OpId, Program, VarId};
 pub use spec::{
     Arity, AttrConst, AttrSpec, Dialect, OpSpec, SlotSpec, attr, many, one, optional, required,
 };
-pub use var::{Param, Regularizer, Var, VarKind};
+pub use var::{Division, Param, Regularizer, Var, VarKind};
 pub use verify::all_in_one;

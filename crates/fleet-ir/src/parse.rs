@@ -15,7 +15,8 @@ use crate::limits::{
 use crate::names::NAME_BYTES_MAX;
 use crate::text::{ROLES, VERSION, implied_stop_gradient};
 use crate::{
-    Attr, AttrKind, BlockId, Dialect, Op, OpRole, Param, Program, Regularizer, Var, VarId, VarKind,
+    Attr, AttrKind, BlockId, Dialect, Division, Op, OpRole, Param, Program, Regularizer, Var,
+    VarId, VarKind,
 };
 use fleet_base::{EntityRef, Error, Result, text};
 use fleet_tensor::{DType, Layout, RANK_MAX, Shape};
@@ -281,6 +282,13 @@ impl<'t, 'd> Parser<'t, 'd> {
         } else {
             var.persistable = flags.persistable.unwrap_or(false);
         }
+        if let Some(division) = flags.division {
+            if !flags.seen.contains(&"split") {
+                let error = Error::invalid("a part of a variable without the axis of its split");
+                return Err(self.at_position(at, error.help("add 'split='")));
+            }
+            var.division = Some(division);
+        }
         var.stop_gradient = flags.stop_gradient.unwrap_or_else(|| implied_stop_gradient(&var));
         self.program.add_var(block, var).map_err(|error| self.at_position(at, error))?;
         Ok(())
@@ -318,6 +326,20 @@ impl<'t, 'd> Parser<'t, 'd> {
                     let error = Error::invalid("too many lod levels").expected("at most 255");
                     self.at_position(at, error.got(levels))
                 })?;
+            }
+            ("split" | "split_groups" | "part" | "parts", _) => {
+                self.expect_punct('=')?;
+                let at = self.at;
+                let number = self.unsigned("a number")?;
+                let number = usize::try_from(number)
+                    .map_err(|_| self.at_position(at, Error::invalid("too large a number")))?;
+                let division = flags.division.get_or_insert(Division::along(0));
+                match word {
+                    "split" => division.axis = number,
+                    "split_groups" => division.groups = number,
+                    "part" => division.part = number,
+                    _ => division.parts = number,
+                }
             }
             ("frozen", Some(param)) => param.trainable = false,
             ("no_clip", Some(param)) => param.need_clip = false,
@@ -690,9 +712,10 @@ struct Flags<'t> {
     param: Option<Param>,
     /// The first flag that only parameters may have.
     param_word: Option<&'t str>,
+    division: Option<Division>,
 }
 
-const FLAGS: [&str; 14] = [
+const FLAGS: [&str; 18] = [
     "layout",
     "data",
     "persistable",
@@ -706,6 +729,10 @@ const FLAGS: [&str; 14] = [
     "sparse_rows",
     "tensor_array",
     "lod",
+    "split",
+    "split_groups",
+    "part",
+    "parts",
     "stop_gradient",
 ];
 

@@ -10,7 +10,8 @@ use crate::names::NAME_BYTES_MAX;
 use crate::scan::check_counts;
 use crate::text::VERSION;
 use crate::{
-    Attr, BlockId, Dialect, Op, OpRole, OpSpec, Param, Program, Regularizer, Var, VarId, VarKind,
+    Attr, BlockId, Dialect, Division, Op, OpRole, OpSpec, Param, Program, Regularizer, Var, VarId,
+    VarKind,
 };
 use fleet_base::{EntityRef, Error, Result, text};
 use fleet_tensor::{DType, Layout, Shape};
@@ -112,6 +113,12 @@ fn write_var(var: &Var) -> pb::Var {
             is_distributed: param.is_distributed,
         }),
         layout: Layout::ALL.iter().position(|it| *it == var.layout).unwrap_or_default() as i32,
+        division: var.division.map(|it| pb::Division {
+            axis: it.axis as u64,
+            groups: it.groups as u64,
+            part: it.part as u64,
+            parts: it.parts as u64,
+        }),
     }
 }
 
@@ -238,6 +245,7 @@ fn read_var(var: pb::Var) -> Result<Var> {
         lod_level: u8::try_from(var.lod_level).map_err(|_| {
             Error::invalid("too many lod levels").expected("at most 255").got(var.lod_level)
         })?,
+        division: var.division.map(read_division).transpose()?,
         param: var.param.map(|param| Param {
             trainable: param.trainable,
             learning_rate: param.learning_rate,
@@ -248,6 +256,19 @@ fn read_var(var: pb::Var) -> Result<Var> {
             need_clip: param.need_clip,
             is_distributed: param.is_distributed,
         }),
+    })
+}
+
+fn read_division(division: pb::Division) -> Result<Division> {
+    let count = |number: u64| {
+        usize::try_from(number)
+            .map_err(|_| Error::invalid("division of a variable into too many parts").got(number))
+    };
+    Ok(Division {
+        axis: count(division.axis)?,
+        groups: count(division.groups)?,
+        part: count(division.part)?,
+        parts: count(division.parts)?,
     })
 }
 
@@ -420,6 +441,20 @@ mod message {
         pub param: Option<Param>,
         #[prost(enumeration = "Layout", tag = "10")]
         pub layout: i32,
+        #[prost(message, optional, tag = "11")]
+        pub division: Option<Division>,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
+    pub struct Division {
+        #[prost(uint64, tag = "1")]
+        pub axis: u64,
+        #[prost(uint64, tag = "2")]
+        pub groups: u64,
+        #[prost(uint64, tag = "3")]
+        pub part: u64,
+        #[prost(uint64, tag = "4")]
+        pub parts: u64,
     }
 
     #[derive(Clone, PartialEq, Message)]

@@ -18,9 +18,11 @@
 //!
 //! * A variable has a name, an element type and a shape, followed by its differences from a plain
 //!   temporary: `sparse_rows`, `tensor_array`, `layout=`, `data`, `persistable`, `param` with
-//!   `frozen`, `lr=`, `l1=`, `l2=`, `no_clip`, `distributed`; `lod=`; and `stop_gradient` or
-//!   `stop_gradient=false` where it differs from the implied value. Fed variables, persistable
-//!   variables and frozen parameters stop gradients unless stated otherwise.
+//!   `frozen`, `lr=`, `l1=`, `l2=`, `no_clip`, `distributed`; `split=` with the axis that
+//!   ranks may divide, `split_groups=` with the number of blocks along it, `part=` and `parts=`
+//!   where the variable is a part; `lod=`; and `stop_gradient` or `stop_gradient=false` where it
+//!   differs from the implied value. Fed variables, persistable variables and frozen parameters
+//!   stop gradients unless stated otherwise.
 //! * An op has its outputs by slot, its name, its inputs by slot, the attributes that differ from
 //!   their defaults, its role (`!backward`, `!optimize`, `!loss` ...; none for forward), its device
 //!   label, `fp16_guard` in such a region, and its source location.
@@ -32,7 +34,8 @@
 
 use crate::names::{name, quoted, word};
 use crate::{
-    Attr, AttrConst, Block, BlockId, Op, OpRole, Program, Regularizer, Var, VarId, VarKind,
+    Attr, AttrConst, Block, BlockId, Division, Op, OpRole, Program, Regularizer, Var, VarId,
+    VarKind,
 };
 use fleet_tensor::Layout;
 use std::fmt::{self, Write};
@@ -135,6 +138,15 @@ fn write_var(f: &mut fmt::Formatter<'_>, var: &Var) -> fmt::Result {
             if param.is_distributed {
                 f.write_str(" distributed")?;
             }
+        }
+    }
+    if let Some(Division { axis, groups, part, parts }) = var.division {
+        write!(f, " split={axis}")?;
+        if groups != 1 {
+            write!(f, " split_groups={groups}")?;
+        }
+        if parts != 1 {
+            write!(f, " part={part} parts={parts}")?;
         }
     }
     if var.lod_level != 0 {

@@ -29,6 +29,83 @@ pub struct Var {
     pub lod_level: u8,
     /// Properties of a parameter; `None` for all other variables.
     pub param: Option<Param>,
+    /// How ranks may divide the variable, and the part that this program has.
+    pub division: Option<Division>,
+}
+
+/// How ranks divide a variable along one axis, and the part of it that a program has.
+///
+/// The axis consists of `groups` blocks of equal size, and every block of `parts` pieces of equal
+/// size. Part `i` has piece `i` of each block. Queries, keys and values packed in one matrix are
+/// three groups, so that a part has all three for its heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Division {
+    /// The axis that is divided.
+    pub axis: usize,
+    /// Number of blocks along the axis that are divided separately.
+    pub groups: usize,
+    /// The part that the variable holds.
+    pub part: usize,
+    /// Number of parts; 1 if the variable is whole, and ranks may divide it.
+    pub parts: usize,
+}
+
+impl Division {
+    /// Returns that ranks may divide an axis.
+    pub const fn along(axis: usize) -> Division {
+        Division { axis, groups: 1, part: 0, parts: 1 }
+    }
+
+    /// Returns whether the variable is a part of a larger one.
+    pub const fn is_part(&self) -> bool {
+        self.parts > 1
+    }
+
+    /// Returns the shape of the whole variable, of which `part` is the shape of a part. Fails if
+    /// the axis does not exist or the size overflows.
+    ///
+    /// ```
+    /// use fleet_ir::Division;
+    /// use fleet_tensor::Shape;
+    /// let half = Division { part: 1, parts: 2, ..Division::along(1) };
+    /// assert_eq!(half.whole(&Shape::from([4, 3])), Some(Shape::from([4, 6])));
+    /// assert_eq!(half.whole(&Shape::from([4])), None);
+    /// ```
+    pub fn whole(&self, part: &Shape) -> Option<Shape> {
+        let mut shape = *part;
+        let dim = shape.dims_mut().get_mut(self.axis)?;
+        if *dim >= 0 {
+            *dim = dim.checked_mul(i64::try_from(self.parts).ok()?)?;
+        }
+        Some(shape)
+    }
+
+    /// Returns the shape of a part of a variable of this shape. Fails if the axis does not divide
+    /// into the groups and parts.
+    ///
+    /// ```
+    /// use fleet_ir::Division;
+    /// use fleet_tensor::Shape;
+    /// let half = Division { part: 1, parts: 2, ..Division::along(1) };
+    /// assert_eq!(half.of(&Shape::from([4, 6])), Some(Shape::from([4, 3])));
+    /// assert_eq!(half.of(&Shape::from([4, 5])), None);
+    /// ```
+    pub fn of(&self, whole: &Shape) -> Option<Shape> {
+        let mut shape = *whole;
+        let dim = shape.dims_mut().get_mut(self.axis)?;
+        let pieces = i64::try_from(self.groups.checked_mul(self.parts)?).ok()?;
+        if pieces < 1 || *dim < 0 || *dim % pieces != 0 {
+            return None;
+        }
+        *dim /= i64::try_from(self.parts).ok()?;
+        Some(shape)
+    }
+
+    /// Returns whether a variable of this shape can be such a part.
+    pub fn fits(&self, part: &Shape) -> bool {
+        let counts = self.groups >= 1 && self.part < self.parts;
+        counts && self.whole(part).is_some_and(|whole| self.of(&whole) == Some(*part))
+    }
 }
 
 /// The kind of value that a variable holds.
@@ -94,6 +171,7 @@ impl Var {
             is_data: false,
             lod_level: 0,
             param: None,
+            division: None,
         }
     }
 

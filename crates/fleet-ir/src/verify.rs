@@ -6,7 +6,7 @@
 //! 2. Variables: each is listed once, in the block that it names. A name is not empty and is unique
 //!    in the whole program, and [`Program::find_var`] finds the variable by it. Shapes have no
 //!    dimension below -1, and variables in a filter layout have four dimensions. A parameter is
-//!    persistable. No variable is both fed and kept between runs.
+//!    persistable. No variable is both fed and kept between runs. A division fits the shape.
 //! 3. Ops: each exists and is listed once, in one block. It has as many slots and attributes as its
 //!    spec. Each slot has as many variables as it takes. Attributes have the spec's types.
 //! 4. Uses: every variable exists and is listed in the op's block or a block around it. No op
@@ -154,6 +154,13 @@ impl<'p> Verifier<'p> {
                         Error::invalid("wrong number of dimensions for layout filter64")
                             .expected("4 dimensions")
                             .got(var.shape),
+                    );
+                }
+                if let Some(division) = var.division.filter(|it| !it.fits(&var.shape)) {
+                    report(
+                        Error::invalid("the division of a variable does not fit its shape")
+                            .expected("an axis that divides into the groups and parts")
+                            .got(format!("{division:?} of {}", var.shape)),
                     );
                 }
                 if var.is_parameter() && !var.persistable {

@@ -2,7 +2,7 @@
 
 use crate::Init;
 use crate::setters::setters;
-use fleet_ir::Regularizer;
+use fleet_ir::{Division, Regularizer};
 
 /// Name, initializer, learning-rate factor, regularizer and switches of a parameter. Layers accept
 /// anything that converts to it: a name, an initializer, or a full attribute.
@@ -37,6 +37,8 @@ pub struct ParamAttr {
     pub need_clip: bool,
     /// Whether the parameter is stored on parameter servers, if the job has any.
     pub is_distributed: bool,
+    /// The axis along which ranks may divide the parameter (tensor parallelism).
+    pub division: Option<Division>,
 }
 
 impl Default for ParamAttr {
@@ -57,6 +59,7 @@ impl ParamAttr {
             trainable: true,
             need_clip: true,
             is_distributed: false,
+            division: None,
         }
     }
 
@@ -66,6 +69,25 @@ impl ParamAttr {
         regularizer: Some(Regularizer),
         trainable: bool,
         need_clip: bool,
+    }
+
+    /// Permits ranks to divide an axis of the parameter (`mp_degree`). Layers of divided parameters
+    /// must support it; [`Split`](crate::Split) sets it for the parameters of a layer.
+    pub fn split(self, axis: usize) -> Self {
+        self.split_groups(axis, 1)
+    }
+
+    /// Like [`ParamAttr::split`], for an axis of several blocks, of each of which a rank has its
+    /// part.
+    pub fn split_groups(mut self, axis: usize, groups: usize) -> Self {
+        self.division = Some(Division { groups, ..Division::along(axis) });
+        self
+    }
+
+    /// Returns the attribute with a division, unless it has one.
+    pub(crate) fn or_split(mut self, division: Option<Division>) -> Self {
+        self.division = self.division.or(division);
+        self
     }
 
     /// Sets the initializer.

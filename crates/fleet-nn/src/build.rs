@@ -161,7 +161,15 @@ impl<'a> Build<'a> {
             need_clip: attr.need_clip,
             is_distributed: attr.is_distributed,
         };
-        let var = fleet_ir::Var::parameter(name, dtype, shape, param);
+        let mut var = fleet_ir::Var::parameter(name, dtype, shape, param);
+        if let Some(division) = attr.division {
+            if !division.fits(&shape) {
+                return Err(Error::invalid(format!("invalid split of parameter '{}'", var.name))
+                    .expected(format!("an axis of {shape} that divides into the groups"))
+                    .got(format!("axis {}, groups {}", division.axis, division.groups)));
+            }
+            var.division = Some(division);
+        }
         let initial = attr.initializer.as_ref().unwrap_or(default);
         init::initialize(&mut self.startup, &var, initial)?;
         self.main.program.add_var(Program::ROOT, var)

@@ -4,7 +4,7 @@ use crate::build::Build;
 use crate::setters::setters;
 use crate::{Init, ParamAttr, Var};
 use fleet_base::{Error, Result};
-use fleet_ir::VarId;
+use fleet_ir::{Division, VarId};
 use fleet_tensor::DType;
 
 /// Attributes of a lookup on parameter servers.
@@ -47,6 +47,8 @@ pub struct Embedding {
     pub dtype: DType,
     /// The table.
     pub weight: ParamAttr,
+    /// Whether ranks may divide the rows of the table (tensor parallelism).
+    pub split_vocabulary: bool,
     /// Name of the layer, which begins the names of its variables; `embedding_0` and so on by
     /// default.
     pub name: Option<String>,
@@ -63,6 +65,7 @@ impl Embedding {
             padding_idx: None,
             dtype: DType::F32,
             weight: ParamAttr::new(),
+            split_vocabulary: false,
             name: None,
         }
     }
@@ -83,6 +86,7 @@ impl Embedding {
         padding_idx: Some(i64),
         dtype: DType,
         weight: impl Into<ParamAttr>,
+        split_vocabulary: true,
         name: Some(impl Into<String>),
     }
 
@@ -98,6 +102,7 @@ impl Embedding {
         let layer = b.layer_name(kind, self.name.as_deref());
         let mut attr = self.weight.clone();
         attr.is_distributed |= self.is_distributed;
+        attr = attr.or_split(self.split_vocabulary.then_some(Division::along(0)));
         let table =
             b.parameter(&layer, "w", &attr, self.size, self.dtype, &Init::XAVIER_UNIFORM)?;
         let call = b.op("lookup_table_v2")?.input("W", table).input("Ids", ids);

@@ -1,6 +1,7 @@
 //! Fully connected layer.
 
 use crate::build::Build;
+use crate::layers::Split;
 use crate::setters::setters;
 use crate::{Act, Init, ParamAttr, Var};
 use fleet_base::{Error, Result};
@@ -32,6 +33,8 @@ pub struct Fc {
     pub weight: ParamAttr,
     /// The bias, `[size]`, 0 at first; `None` for no bias.
     pub bias: Option<ParamAttr>,
+    /// How ranks divide the layer (tensor parallelism); not at all by default.
+    pub split: Option<Split>,
     /// Name of the layer, which begins the names of its variables; `fc_0` and so on by default.
     pub name: Option<String>,
 }
@@ -46,6 +49,7 @@ impl Fc {
             act: None,
             weight: ParamAttr::new(),
             bias: Some(ParamAttr::new()),
+            split: None,
             name: None,
         }
     }
@@ -55,6 +59,7 @@ impl Fc {
         act: Some(Act),
         weight: impl Into<ParamAttr>,
         bias: Some(impl Into<ParamAttr>),
+        split: Some(Split),
         name: Some(impl Into<String>),
     }
 
@@ -81,13 +86,15 @@ impl Fc {
         }
         let width = b.known_tail(kind, &meta.shape, kept as usize)?;
         let shape = [width, self.size];
-        let w = b.parameter(&layer, "w", &self.weight, shape, meta.dtype, &Init::XAVIER_UNIFORM)?;
+        let weight = self.weight.clone().or_split(self.split.map(Split::weight));
+        let w = b.parameter(&layer, "w", &weight, shape, meta.dtype, &Init::XAVIER_UNIFORM)?;
         let stem = format!("{layer}.tmp");
         let call = b.op("mul")?.input("X", x).input("Y", w).attr("x_num_col_dims", kept);
         let mut out = call.named(&stem).one("Out")?;
         if let Some(bias) = &self.bias {
             let init = Init::Constant(0.0);
-            let bias = b.parameter(&layer, "b", bias, [self.size], meta.dtype, &init)?;
+            let bias = bias.clone().or_split(self.split.and_then(Split::bias));
+            let bias = b.parameter(&layer, "b", &bias, [self.size], meta.dtype, &init)?;
             let call = b.op("elementwise_add")?.input("X", out).input("Y", bias);
             out = call.attr("axis", kept).named(&stem).one("Out")?;
         }

@@ -1,6 +1,6 @@
 //! A linear map of the last dimension.
 
-use crate::layers::Fc;
+use crate::layers::{Fc, Split};
 use crate::{Act, Init, ParamAttr, Var};
 
 /// Options of a linear map of the last dimension. Like [`Fc`], but for inputs of any rank.
@@ -46,6 +46,16 @@ impl Linear {
     /// Leaves out the bias.
     pub fn no_bias(self) -> Self {
         Linear(self.0.no_bias())
+    }
+
+    /// Permits ranks to divide the layer (tensor parallelism).
+    pub fn split(self, split: Split) -> Self {
+        Linear(self.0.split(split))
+    }
+
+    /// Permits ranks to divide the layer, if a way is given.
+    pub(super) fn maybe_split(self, split: Option<Split>) -> Self {
+        Linear(Fc { split, ..self.0 })
     }
 
     /// Sets the name of the layer, which begins the names of its variables.

@@ -12,6 +12,7 @@ mod linear;
 mod multi_head_attention;
 mod pool2d;
 mod sparse_embedding;
+mod split;
 mod transformer;
 
 pub use attention::Attention;
@@ -25,6 +26,7 @@ pub use linear::Linear;
 pub use multi_head_attention::MultiHeadAttention;
 pub use pool2d::Pool2d;
 pub use sparse_embedding::{Entry, SparseEmbedding};
+pub use split::Split;
 pub use transformer::TransformerLayer;
 
 /// Position of the channels in images that are fed and fetched. Kernels use the layout that suits

@@ -1,6 +1,6 @@
 //! Multi-head attention: projections, attention, output projection.
 
-use crate::layers::{Attention, Linear};
+use crate::layers::{Attention, Linear, Split};
 use crate::setters::setters;
 use crate::{Init, Var};
 use fleet_base::Error;
@@ -27,6 +27,8 @@ pub struct MultiHeadAttention<'n> {
     pub mask: Option<Var<'n>>,
     /// Dropout probability of the attention weights.
     pub dropout: f64,
+    /// Whether ranks may divide the heads (tensor parallelism).
+    pub split_heads: bool,
     /// Initializer of every projection's weight.
     pub init: Option<Init>,
     /// Prefix of names. Projections are named `<name>_qkv_fc` (or `_query_fc`, `_key_fc`,
@@ -43,6 +45,7 @@ impl<'n> MultiHeadAttention<'n> {
             causal: false,
             mask: None,
             dropout: 0.0,
+            split_heads: false,
             init: None,
             name: None,
         }
@@ -53,13 +56,15 @@ impl<'n> MultiHeadAttention<'n> {
         causal: true,
         mask: Some(Var<'n>),
         dropout: f64,
+        split_heads: true,
         init: Some(Init),
         name: Some(impl Into<String>),
     }
 
-    fn linear(&self, size: i64, part: &str) -> Linear {
+    fn linear(&self, size: i64, part: &str, split: Split) -> Linear {
         let name = self.name.as_ref().map(|name| format!("{name}_{part}"));
-        Linear::part(size, self.init.clone(), name)
+        let linear = Linear::part(size, self.init.clone(), name);
+        linear.maybe_split(self.split_heads.then_some(split))
     }
 }
 
@@ -95,17 +100,21 @@ impl<'n> Var<'n> {
             Attention { causal: with.causal, scale: 0.0, mask: with.mask, dropout: with.dropout };
         let mixed = match with.key_value {
             None => {
-                let qkv = self.linear(with.linear(hidden.saturating_mul(3), "qkv_fc"));
+                let qkv = self.linear(with.linear(
+                    hidden.saturating_mul(3),
+                    "qkv_fc",
+                    Split::PackedColumns(3),
+                ));
                 qkv.reshape([0, 0, 3, with.heads, width]).attention_packed(attention)
             }
             Some(source) => {
-                let query = self.linear(with.linear(hidden, "query_fc"));
-                let key = source.linear(with.linear(hidden, "key_fc"));
-                let value = source.linear(with.linear(hidden, "value_fc"));
+                let query = self.linear(with.linear(hidden, "query_fc", Split::Columns));
+                let key = source.linear(with.linear(hidden, "key_fc", Split::Columns));
+                let value = source.linear(with.linear(hidden, "value_fc", Split::Columns));
                 let split = [0, 0, with.heads, width];
                 query.reshape(split).attention(key.reshape(split), value.reshape(split), attention)
             }
         };
-        mixed.reshape([0, 0, hidden]).linear(with.linear(hidden, "output_fc"))
+        mixed.reshape([0, 0, hidden]).linear(with.linear(hidden, "output_fc", Split::Rows))
     }
 }

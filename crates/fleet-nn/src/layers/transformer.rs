@@ -1,7 +1,7 @@
 //! A transformer layer: attention and a feed-forward net, each with a residual connection and a
 //! norm.
 
-use crate::layers::{LayerNorm, Linear, MultiHeadAttention};
+use crate::layers::{LayerNorm, Linear, MultiHeadAttention, Split};
 use crate::setters::setters;
 use crate::{Act, Init, Var};
 
@@ -36,6 +36,9 @@ pub struct TransformerLayer<'n> {
     pub attention_dropout: f64,
     /// Epsilon of both layer norms; 1e-5 by default.
     pub epsilon: f64,
+    /// Whether ranks may divide the layer (tensor parallelism): the heads of the attention, and the
+    /// width of the feed-forward net.
+    pub split: bool,
     /// Initializer of every weight.
     pub init: Option<Init>,
     /// Prefix of the names of the layer's parts.
@@ -55,6 +58,7 @@ impl<'n> TransformerLayer<'n> {
             dropout: 0.0,
             attention_dropout: 0.0,
             epsilon: 1e-5,
+            split: false,
             init: None,
             name: None,
         }
@@ -68,6 +72,7 @@ impl<'n> TransformerLayer<'n> {
         dropout: f64,
         attention_dropout: f64,
         epsilon: f64,
+        split: true,
         init: Some(Init),
         name: Some(impl Into<String>),
     }
@@ -83,6 +88,7 @@ impl<'n> TransformerLayer<'n> {
             causal: self.causal,
             mask: self.mask,
             dropout: self.attention_dropout,
+            split_heads: self.split,
             init: self.init.clone(),
             name: self.part("multi_head_att"),
         }
@@ -93,14 +99,15 @@ impl<'n> TransformerLayer<'n> {
         LayerNorm { name: self.part(part), ..norm }
     }
 
-    fn linear(&self, size: i64, part: &str) -> Linear {
-        Linear::part(size, self.init.clone(), self.part(part))
+    fn linear(&self, size: i64, part: &str, split: Split) -> Linear {
+        let linear = Linear::part(size, self.init.clone(), self.part(part));
+        linear.maybe_split(self.split.then_some(split))
     }
 
     #[track_caller]
     fn feed_forward(&self, x: Var<'n>, hidden: i64) -> Var<'n> {
-        let wide = x.linear(self.linear(self.ffn, "ffn_fc_0").act(self.act));
-        wide.linear(self.linear(hidden, "ffn_fc_1"))
+        let wide = x.linear(self.linear(self.ffn, "ffn_fc_0", Split::Columns).act(self.act));
+        wide.linear(self.linear(hidden, "ffn_fc_1", Split::Rows))
     }
 }
 

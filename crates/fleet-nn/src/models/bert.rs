@@ -84,7 +84,8 @@ pub struct Encoder<'n> {
     pub layers: Vec<Var<'n>>,
 }
 
-/// Builds the embeddings and transformer layers.
+/// Builds the embeddings and transformer layers. Ranks may divide the layers and the vocabulary
+/// (`mp_degree`).
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -97,7 +98,7 @@ pub fn bert_encoder<'n>(net: &'n Net, config: &BertConfig) -> Encoder<'n> {
     let BertConfig { hidden, length, .. } = *config;
     let tokens = net.data("src_ids", [-1, length], DType::I64);
     let words = Embedding::new(config.vocabulary, hidden).weight(config.attr("word_embedding"));
-    let mut x = tokens.embedding(words);
+    let mut x = tokens.embedding(words.split_vocabulary());
 
     let shape = [config.positions, hidden];
     let positions = net.create_parameter(shape, DType::F32, config.attr("pos_embedding"));
@@ -123,6 +124,7 @@ pub fn bert_encoder<'n>(net: &'n Net, config: &BertConfig) -> Encoder<'n> {
             .dropout(config.dropout)
             .attention_dropout(config.dropout)
             .epsilon(config.epsilon)
+            .split()
             .init(config.init())
             .name(format!("encoder_layer_{index}"));
         layer.mask = bias;
@@ -198,6 +200,7 @@ pub fn bert_mlm<'n>(net: &'n Net, config: &BertConfig) -> BertMlm<'n> {
     let norm = LayerNorm::last().epsilon(config.epsilon).name("mask_lm_trans_layer_norm");
     let words = masked.fc(transform).layer_norm(norm);
     let bias = ParamAttr::from("mask_lm_out_fc.b_0").init(Init::Constant(0.0));
+    let bias = bias.split(0);
     let bias = net.create_parameter([config.vocabulary], DType::F32, bias);
     let logits = words.matmul_transposed(net.var("word_embedding"), false, true) + bias;
     let loss = logits.cross_entropy(labels);

@@ -60,7 +60,8 @@ pub struct Gpt<'n> {
     pub layers: Vec<Var<'n>>,
 }
 
-/// Builds the model. The output layer shares the word embedding.
+/// Builds the model. The output layer shares the word embedding. Ranks may divide its layers and its
+/// vocabulary (`mp_degree`).
 ///
 /// ```
 /// # use fleet_nn::prelude::*;
@@ -77,7 +78,8 @@ pub fn gpt<'n>(net: &'n Net, config: &GptConfig) -> Gpt<'n> {
     let tokens = net.data("tokens", [-1, length], DType::I64);
     let labels = net.data("labels", [-1, length], DType::I64);
 
-    let words = tokens.embedding(Embedding::new(vocabulary, hidden).weight(attr("word_embedding")));
+    let table = Embedding::new(vocabulary, hidden).weight(attr("word_embedding"));
+    let words = tokens.embedding(table.split_vocabulary());
     let positions = net.create_parameter([length, hidden], DType::F32, attr("pos_embedding"));
     let mut x = (words + positions).dropout(dropout);
     let mut layers = Vec::with_capacity(config.layers);
@@ -88,6 +90,7 @@ pub fn gpt<'n>(net: &'n Net, config: &GptConfig) -> Gpt<'n> {
             .act(Act::GeluTanh)
             .dropout(dropout)
             .attention_dropout(dropout)
+            .split()
             .init(init.clone())
             .name(format!("decoder_layer_{index}"));
         x = x.transformer_layer(layer);
