@@ -93,7 +93,7 @@ fn attentions(bench: &Bench) {
         is_causal: false,
         dropout: None,
     };
-    let dropout = Some(Dropout { probability: 0.1, seed: 1, stream: 2 });
+    let dropout = Some(Dropout { probability: 0.1, seed: 1, stream: 2, part: (0, 1) });
     let long = Attention { batch: 1, queries: 1024, keys: 1024, ..bert };
     for (name, shape) in [
         ("bert", bert),

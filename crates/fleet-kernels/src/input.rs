@@ -1,5 +1,7 @@
 //! Inputs that may share the memory of the output.
 
+use std::ops::Range;
+
 /// An input of a kernel that reads each element before it writes the result to the same position.
 ///
 /// ```
@@ -23,6 +25,14 @@ impl<'a, T> Input<'a, T> {
     pub fn first(self, len: usize) -> Self {
         match self {
             Input::Separate(all) => Input::Separate(&all[..len]),
+            Input::Output => Input::Output,
+        }
+    }
+
+    /// Returns a range of elements, for a kernel that gets the same range of the output.
+    pub fn range(self, range: Range<usize>) -> Self {
+        match self {
+            Input::Separate(all) => Input::Separate(&all[range]),
             Input::Output => Input::Output,
         }
     }

@@ -20,6 +20,7 @@ mod tables;
 mod traits;
 mod widen;
 
+pub mod divide;
 pub mod verify;
 
 pub mod comm;

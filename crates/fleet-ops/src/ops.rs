@@ -76,6 +76,7 @@ const BEFORE_UNARY: &[&OpDef] = &[
     &comm::gather::CONCAT,
     &comm::gather::REDUCE_SCATTER,
     &comm::gather::SPLIT,
+    &comm::identity::DEF,
     &comm::reduce::ALL_AVG,
     &comm::reduce::ALL_MAX,
     &comm::reduce::ALL_MIN,
@@ -84,6 +85,7 @@ const BEFORE_UNARY: &[&OpDef] = &[
     &comm::reduce::REDUCE_SUM,
     &comm::send_recv::RECV,
     &comm::send_recv::SEND,
+    &comm::sum_parts::DEF,
     // control
     &control::conditional_block::DEF,
     &control::offload::FETCH,
@@ -177,6 +179,7 @@ const AFTER_UNARY: &[&OpDef] = &[
     &tensor::tril_triu::DEF,
     // nn
     &nn::batch_norm::DEF,
+    &nn::c_embedding::DEF,
     &nn::conv2d::DEF,
     &nn::conv2d::DEPTHWISE,
     &nn::dropout::DEF,
@@ -193,6 +196,7 @@ const AFTER_UNARY: &[&OpDef] = &[
     &nn::softmax::DEF,
     &nn::sync_batch_norm::DEF,
     // loss
+    &loss::c_softmax_with_cross_entropy::DEF,
     &loss::cross_entropy::DEF,
     &loss::huber_loss::DEF,
     &loss::kldiv_loss::DEF,

@@ -2,6 +2,7 @@
 
 #![allow(unused_imports)]
 
+pub use crate::divide::{Along, Divide, PART, Placement};
 pub use crate::{
     AmpClass, Cost, CostCtx, Grad, GradCtx, Images, InferCtx, Kernel, KernelCtx, Meta, OpDef,
     OpTraits, PrepareCtx, Spread, Traffic,

@@ -1,6 +1,7 @@
 //! Facts about an op that passes, planners and strategies use. Each has a default that is safe for
 //! any op, so an op states only what differs.
 
+use crate::divide::{self, DivideRule};
 use crate::{Meta, Spread, Traffic};
 use fleet_ir::{Op, VarKind};
 
@@ -63,6 +64,9 @@ pub struct OpTraits {
     pub independent: &'static [(&'static str, &'static str)],
     /// How persistent outputs pass to another number of ranks if the ranks hold different values.
     pub spread: Spread,
+    /// The rule for parts of tensors, where ranks share layers. The default is that of elementwise
+    /// ops; other ops then do not support parts.
+    pub divide: DivideRule,
     /// Whether an output that is also an input is a running sum, so that its spread is
     /// [`Spread::Share`].
     pub accumulates: bool,
@@ -180,6 +184,7 @@ impl OpTraits {
             owned: &[],
             independent: &[],
             spread: Spread::First,
+            divide: divide::elementwise,
             accumulates: false,
         }
     }

@@ -130,7 +130,7 @@ impl<'a> Mask<'a> {
 }
 
 /// Dropout of probabilities. The position of a probability is
-/// `((b * heads + h) * queries + i) * keys + j`. A probability is kept if
+/// `((b * heads + h) * queries + i) * keys + j`, with the heads of all parts. A probability is kept if
 /// `Philox::new(seed, stream).unit(position) >= probability`, and then divided by
 /// `1 - probability`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -141,6 +141,8 @@ pub struct Dropout {
     pub seed: u64,
     /// Stream of the random numbers.
     pub stream: u64,
+    /// The part of the heads that this attention has, and the number of parts: (0, 1) for all.
+    pub part: (usize, usize),
 }
 
 /// The sizes and parameters of one attention.

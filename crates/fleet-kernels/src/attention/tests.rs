@@ -88,7 +88,7 @@ fn oracle(case: &Case) -> Oracle {
         let keep: Vec<f64> = (0..keys)
             .map(|j| match dropout {
                 None => 1.0,
-                Some(Dropout { probability, seed, stream }) => {
+                Some(Dropout { probability, seed, stream, .. }) => {
                     let unit = Philox::new(seed, stream).unit((row * keys + j) as u64);
                     f64::from(u8::from(unit >= probability)) / (1.0 - f64::from(probability))
                 }
@@ -166,7 +166,7 @@ fn matches_the_plain_formulas() {
         check(&case(plain, Some([b, 1, 1, tk])));
         check(&case(plain, Some([1, h, tq, 1])));
         check(&case(Attention { is_causal: true, ..plain }, Some([b, h, tq, tk])));
-        let dropout = Some(Dropout { probability: 0.3, seed: 5, stream: 9 });
+        let dropout = Some(Dropout { probability: 0.3, seed: 5, stream: 9, part: (0, 1) });
         check(&case(Attention { dropout, ..plain }, None));
         check(&case(Attention { dropout, is_causal: true, ..plain }, Some([1, 1, tq, tk])));
     }
@@ -175,7 +175,7 @@ fn matches_the_plain_formulas() {
 #[test]
 fn every_instruction_set_is_right() {
     crate::simd::for_every_isa(|_| {
-        let dropout = Some(Dropout { probability: 0.5, seed: 1, stream: 2 });
+        let dropout = Some(Dropout { probability: 0.5, seed: 1, stream: 2, part: (0, 1) });
         let case = case(Attention { is_causal: true, dropout, ..shape(1, 2, 70, 140, 24) }, None);
         let expected = oracle(&case);
         let ours = run(&case, 1);

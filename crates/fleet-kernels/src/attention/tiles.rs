@@ -184,8 +184,10 @@ impl TileIndex {
     /// Returns the dropout position of query `row` and the first key.
     #[inline(always)]
     pub(super) fn position(&self, shape: &Attention, row: usize) -> u64 {
-        let query = (self.at.0 * shape.heads + self.at.1) * shape.queries + self.first + row;
-        (query * shape.keys + self.first_key) as u64
+        let (part, parts) = shape.dropout.map_or((0, 1), |dropout| dropout.part);
+        let head = (self.at.0 * parts + part) as u64 * shape.heads as u64 + self.at.1 as u64;
+        let query = head.wrapping_mul(shape.queries as u64) + (self.first + row) as u64;
+        query.wrapping_mul(shape.keys as u64) + self.first_key as u64
     }
 }
 

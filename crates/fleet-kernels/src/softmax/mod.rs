@@ -12,6 +12,7 @@
 //! assert_eq!(y, [0.5; 4]);
 //! ```
 
+pub mod parts;
 #[cfg(test)]
 mod tests;
 

@@ -153,8 +153,11 @@ pub static ALL_GATHER_ROWS: OpDef = OpDef {
 fn inverse(g: &mut GradCtx<'_, '_>, op: &'static OpDef) -> Result<()> {
     let dy = g.dy("Out")?;
     let (ring, ranks) = (g.op.attr_int("ring_id"), g.op.attr_int("nranks"));
+    let (in_compute, label) = (g.op.attr_bool("use_calc_stream"), g.op.attr_str("label"));
+    let label = label.to_string();
     if let Some(dx) = g.dx("X")? {
         let call = g.op(op).attr("ring_id", ring).attr("nranks", ranks);
+        let call = call.attr("use_calc_stream", in_compute).attr("label", label);
         call.input("X", dy).output("Out", dx).done()?;
     }
     Ok(())

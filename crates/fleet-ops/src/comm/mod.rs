@@ -10,8 +10,10 @@ pub mod broadcast;
 pub mod control;
 pub mod dgc;
 pub mod gather;
+pub mod identity;
 pub mod reduce;
 pub(crate) mod send_recv;
+pub mod sum_parts;
 
 use crate::prelude::*;
 use crate::{Lane, Ring};

@@ -1,5 +1,6 @@
 //! Losses.
 
+pub mod c_softmax_with_cross_entropy;
 pub mod cross_entropy;
 pub mod huber_loss;
 pub mod kldiv_loss;

@@ -5,6 +5,7 @@
 //! with `soft_label`. Rows with label `ignore_index` have loss 0 and no gradient. The gradient is
 //! the softmax minus the label. It overwrites the softmax if that is not needed afterwards.
 
+use super::c_softmax_with_cross_entropy;
 use super::labels::check_label;
 use crate::nn::axis::Split;
 use crate::nn::softmax as softmax_op;
@@ -39,7 +40,12 @@ pub static DEF: OpDef = OpDef {
     },
     grad: Grad::OpRule(&GRAD, rule),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { inplace: &[("Softmax", "Logits")], cost, ..OpTraits::amp(AmpClass::Black) },
+    traits: OpTraits {
+        inplace: &[("Softmax", "Logits")],
+        cost,
+        divide,
+        ..OpTraits::amp(AmpClass::Black)
+    },
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -69,6 +75,21 @@ pub static GRAD: OpDef = OpDef {
         ..OpTraits::amp(AmpClass::Black)
     },
 };
+
+/// Ranks that divide the classes exchange sums of rows only.
+fn divide(d: &mut Divide<'_>) -> Result<()> {
+    let logits = d.shape("Logits")?;
+    let (axis, last) = (logits.axis(d.op.attr_int("axis"))?, logits.rank() - 1);
+    let is_divided = d.along("Logits") == Some(Along::axis(axis)) && d.along("Label").is_none();
+    if !is_divided || axis != last || d.op.attr_bool("soft_label") {
+        return Err(
+            d.unsupported("divides only classes along the last dimension, for whole labels")
+        );
+    }
+    d.become_op(&c_softmax_with_cross_entropy::DEF);
+    d.set_part("Softmax", Along::axis(last))?;
+    d.set("Loss", Placement::Whole)
+}
 
 fn check(i: &InferCtx<'_>, predictions: &str) -> Result<Shape> {
     let axis = i.input(predictions)?.shape.axis(i.op.attr_int("axis"))?;

@@ -41,6 +41,7 @@ macro_rules! elementwise {
                 broadcasts: true,
                 spread: Spread::$spread,
                 accumulates: $accumulates,
+                divide,
                 ..OpTraits::amp(AmpClass::Gray)
             },
         };
@@ -92,6 +93,41 @@ pub static FLOORDIV: OpDef = OpDef {
     cpu: |p| any_float(p, cpu),
     traits: OpTraits { inplace: &[("Out", "X"), ("Out", "Y")], ..OpTraits::amp(AmpClass::Gray) },
 };
+
+/// Operands have the same part, or are broadcast along the divided axis.
+fn divide(d: &mut Divide<'_>) -> Result<()> {
+    let (x, y, out) = (d.shape("X")?, d.shape("Y")?, d.output_shape("Out")?);
+    let axis = d.op.attr_int("axis");
+    // The first dimension of each operand in the result.
+    let (x_at, y_at) = match x.rank() >= y.rank() {
+        true => (0, start_of(&x, &y, axis)),
+        false => (start_of(&y, &x, axis), 0),
+    };
+    let in_out = |slot: &str, start: usize| d.along(slot).map(|it| it.at(it.axis + start));
+    let (x_along, y_along) = (in_out("X", x_at), in_out("Y", y_at));
+    let Some(along) = x_along.or(y_along) else {
+        return Err(d.unsupported("has no divided input"));
+    };
+    if x_along.and(y_along).is_some_and(|_| x_along != y_along) {
+        return Err(d.unsupported("needs the same parts of both operands"));
+    }
+    for (slot, shape, start) in [("X", x, x_at), ("Y", y, y_at)] {
+        let own = along.axis.checked_sub(start).filter(|own| *own < shape.rank());
+        if let Some(own) = own.filter(|own| shape[*own] != 1) {
+            d.want(slot, along.at(own))?;
+        }
+    }
+    if out.get(along.axis) == Some(&1) {
+        return Err(d.unsupported("cannot divide a dimension of 1"));
+    }
+    d.set_part("Out", along)
+}
+
+/// Returns the dimension of the larger operand at which the smaller one starts.
+fn start_of(large: &Shape, small: &Shape, axis: i64) -> usize {
+    let last = large.rank() - small.rank().min(large.rank());
+    if axis < 0 { last } else { axis as usize }
+}
 
 /// Returns the function for the name of an op or of its gradient op.
 pub(crate) fn binary_of(name: &str) -> Result<Binary> {

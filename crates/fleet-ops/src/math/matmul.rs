@@ -31,7 +31,7 @@ pub static MUL: OpDef = OpDef {
     },
     grad: Grad::Op(&MUL_GRAD),
     cpu: mul_cpu,
-    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
+    traits: OpTraits { cost, divide: divide_mul, ..OpTraits::amp(AmpClass::White) },
 };
 
 pub static MUL_GRAD: OpDef = OpDef {
@@ -60,6 +60,7 @@ pub static MATMUL: OpDef = OpDef {
     },
     grad: Grad::Op(&MATMUL_GRAD),
     cpu: matmul_cpu,
+    traits: OpTraits { divide: divide_matmul, ..MUL.traits },
     ..MUL
 };
 
@@ -205,6 +206,107 @@ fn cost(ctx: &CostCtx<'_>) -> Cost {
     let sides = gradients.filter(|(vars, slot)| !vars.is_empty() && slot.name.ends_with("@GRAD"));
     let times = if ctx.op.input("Out@GRAD").is_empty() { 1 } else { sides.count() };
     Cost { flops: product * times as f64, bytes: ctx.bytes() }
+}
+
+/// The role of a divided dimension of an operand of a product.
+enum Role {
+    /// It is this dimension of the result.
+    Result(usize),
+    /// The product sums over it.
+    Summed,
+}
+
+/// Applies the rule of products. Each role is that of the operand's divided dimension, with the
+/// number of groups. `x_summed` is
+/// the dimension of X that is summed over, if it is a single one.
+fn divide_product(
+    d: &mut Divide<'_>,
+    x: Option<(Role, usize)>,
+    y: Option<(Role, usize)>,
+    x_summed: Option<usize>,
+) -> Result<()> {
+    let result = |axis, groups| Placement::Part(Along { axis, groups });
+    match (x, y) {
+        (Some((Role::Summed, groups)), Some((Role::Summed, other))) if groups == other => {
+            d.set("Out", Placement::Sum)
+        }
+        // A layer that is divided by rows takes its part of the whole input.
+        (None, Some((Role::Summed, groups))) => match x_summed {
+            Some(axis) => {
+                d.want("X", Along { axis, groups })?;
+                d.set("Out", Placement::Sum)
+            }
+            None => Err(d.unsupported("does not divide an input that it flattens")),
+        },
+        (Some((Role::Summed, _)), None) => Err(d
+            .unsupported("needs rows of Y for the columns that a rank has of X")
+            .help("divide the rows of the weight (Split::Rows)")),
+        (Some((Role::Result(axis), groups)), None) => d.set("Out", result(axis, groups)),
+        (None, Some((Role::Result(axis), groups))) => d.set("Out", result(axis, groups)),
+        (Some((Role::Result(axis), groups)), Some((Role::Result(other), of_y)))
+            if axis == other && groups == of_y =>
+        {
+            d.set("Out", result(axis, groups))
+        }
+        (None, None) => Err(d.unsupported("has no divided input")),
+        _ => Err(d.unsupported("does not fit these parts of its two operands")),
+    }
+}
+
+fn divide_mul(d: &mut Divide<'_>) -> Result<()> {
+    let (x, y) = (d.shape("X")?, d.shape("Y")?);
+    let (x_cut, y_cut) = (d.op.attr_usize("x_num_col_dims"), d.op.attr_usize("y_num_col_dims"));
+    // Elements along the summed dimension are in blocks of the dimensions flattened before it.
+    let summed = |along: Along, before: &[i64]| match usize::try_from(dim_product(before)) {
+        Ok(blocks) => Ok((Role::Summed, along.groups.saturating_mul(blocks))),
+        Err(_) => Err(d.unsupported("does not divide an input that it flattens")),
+    };
+    let role_x = |along: Along| match along.axis < x_cut {
+        true => Ok((Role::Result(along.axis), along.groups)),
+        false => summed(along, &x[x_cut..along.axis]),
+    };
+    let role_y = |along: Along| match along.axis < y_cut {
+        true => summed(along, &y[..along.axis]),
+        false => Ok((Role::Result(along.axis - y_cut + x_cut), along.groups)),
+    };
+    let x_role = d.along("X").map(role_x).transpose()?;
+    let y_role = d.along("Y").map(role_y).transpose()?;
+    divide_product(d, x_role, y_role, (x_cut + 1 == x.rank()).then_some(x_cut))
+}
+
+fn divide_matmul(d: &mut Divide<'_>) -> Result<()> {
+    let (x, y, out) = (d.shape("X")?, d.shape("Y")?, d.output_shape("Out")?);
+    if x.rank() < 2 || y.rank() < 2 {
+        return Err(d.unsupported("does not divide products of vectors"));
+    }
+    let axes = |shape: &Shape, transposed: bool| {
+        let (row, column) = (shape.rank() - 2, shape.rank() - 1);
+        if transposed { (column, row) } else { (row, column) }
+    };
+    let (x_row, x_summed) = axes(&x, d.op.attr_bool("trans_x"));
+    let (y_summed, y_column) = axes(&y, d.op.attr_bool("trans_y"));
+    let role = |along: Along, shape: &Shape, summed: usize, own: usize, place: usize| {
+        let role = match along.axis {
+            axis if axis == summed => Role::Summed,
+            axis if axis == own => Role::Result(place),
+            // A batch dimension.
+            axis => Role::Result(axis + out.rank() - shape.rank()),
+        };
+        (role, along.groups)
+    };
+    let x_role = d.along("X").map(|it| role(it, &x, x_summed, x_row, out.rank() - 2));
+    let y_role = d.along("Y").map(|it| role(it, &y, y_summed, y_column, out.rank() - 1));
+    // A batch dimension of one operand divides that of the other, unless that is broadcast.
+    for (slot, shape, other) in [("Y", &y, &x_role), ("X", &x, &y_role)] {
+        let Some((Role::Result(axis), groups)) = other else { continue };
+        let of_batch = (*axis + 2 < out.rank() && d.along(slot).is_none())
+            .then(|| (axis + shape.rank()).checked_sub(out.rank()))
+            .flatten();
+        if let Some(own) = of_batch.filter(|own| shape[*own] != 1) {
+            d.want(slot, Along { axis: own, groups: *groups })?;
+        }
+    }
+    divide_product(d, x_role, y_role, Some(x_summed))
 }
 
 /// Returns M, N and K of a `mul` with known shapes.

@@ -34,7 +34,7 @@ macro_rules! reductions {
             },
             grad: Grad::OpRule(&$GRAD, grad),
             cpu: |p| any_float(p, cpu),
-            traits: OpTraits { cost, ..OpTraits::amp(AmpClass::$amp) },
+            traits: OpTraits { cost, divide, ..OpTraits::amp(AmpClass::$amp) },
         };
 
         pub static $GRAD: OpDef = OpDef {
@@ -85,6 +85,21 @@ fn axes(op: &Op, x: &Shape) -> Result<Vec<usize>> {
         [] => Ok(all()),
         dim => axes_of(dim, x).map_err(|error| error.at("attribute 'dim'")),
     }
+}
+
+/// A sum over the divided dimension is a sum over ranks. Other reductions must leave it.
+fn divide(d: &mut Divide<'_>) -> Result<()> {
+    let axes = axes(d.op, &d.shape("X")?)?;
+    let Some(along) = d.along("X") else { return Err(d.unsupported("has no divided input")) };
+    if axes.contains(&along.axis) {
+        return match d.op.name() {
+            "reduce_sum" => d.set("Out", Placement::Sum),
+            _ => Err(d.unsupported("does not reduce the divided dimension")),
+        };
+    }
+    let keep = d.op.spec.attr_index("dim").is_some() && d.op.attr_bool("keep_dim");
+    let before = axes.iter().filter(|axis| !keep && **axis < along.axis).count();
+    d.set_part("Out", along.at(along.axis - before))
 }
 
 fn reduced_shape(op: &Op, x: &Shape) -> Result<Shape> {

@@ -6,6 +6,7 @@
 //! draws them again, so no mask is stored.
 
 use super::random;
+use crate::divide::Runs;
 use crate::prelude::*;
 use crate::widen::{FLOATS, any_float};
 use fleet_ir::{AttrSpec, Op};
@@ -18,6 +19,7 @@ const ATTRS: &[AttrSpec] = &[
     attr("dropout_implementation", Str("upscale_in_train")),
     attr("seed", Int(0)),
     attr("stream", Int(0)),
+    PART,
 ];
 
 pub static DEF: OpDef = OpDef {
@@ -29,6 +31,13 @@ pub static DEF: OpDef = OpDef {
         inplace: &[("Out", "X")],
         random: true,
         cost,
+        divide: |d| {
+            let Some(along) = d.along("X") else {
+                return Err(d.unsupported("computes no part of a tensor"));
+            };
+            d.set_random_part(along);
+            d.set_part("Out", along)
+        },
         ..OpTraits::amp(AmpClass::Gray)
     },
 };
@@ -76,15 +85,19 @@ fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let probability = p.op.attr_float("dropout_prob") as f32;
     let (seed, stream) = (p.op.attr_int("seed"), p.op.attr_int("stream"));
     let is_test = p.op.attr_bool("is_test");
+    let runs = Runs::of(p.op, &p.outputs[0][0].shape)?;
     Ok(Kernel::infallible(move |k| {
         let draw =
             Draw { seed: random::seed(seed, k), stream: random::stream(stream, k), offset: 0 };
         let drop = Dropout { probability, mode, draw };
-        let (x, y) = (k.input_or_output(0, 0), k.output(0));
-        match is_test {
-            true => dropout_infer(k.pool, drop, x, y),
-            false => dropout(k.pool, drop, x, y),
+        let (x, y) = (k.input_or_output(0, 0), k.output::<f32>(0));
+        if is_test {
+            return dropout_infer(k.pool, drop, x, y);
         }
+        runs.each(y.len(), |run, offset| {
+            let drop = Dropout { draw: Draw { offset, ..draw }, ..drop };
+            dropout(k.pool, drop, x.range(run.clone()), &mut y[run]);
+        });
     }))
 }
 

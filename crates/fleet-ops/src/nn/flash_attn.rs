@@ -9,6 +9,7 @@
 //! The functions here also serve flash_attn_qkvpacked.
 
 use super::random;
+use crate::comm::RANKS_MAX;
 use crate::prelude::*;
 use crate::rules::grads_like;
 use crate::widen::{FLOATS, any_float};
@@ -22,6 +23,7 @@ pub(super) const ATTRS: &[AttrSpec] = &[
     attr("is_test", Bool(false)),
     attr("seed", Int(0)),
     attr("stream", Int(0)),
+    PART,
 ];
 
 const MASK: usize = 3;
@@ -47,7 +49,19 @@ pub static DEF: OpDef = OpDef {
     },
     grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { random: true, cost: |c| cost(c, 1.0), ..OpTraits::amp(AmpClass::White) },
+    traits: OpTraits {
+        random: true,
+        cost: |c| cost(c, 1.0),
+        divide: |d| {
+            for slot in ["Q", "K", "V"] {
+                if d.along(slot) != Some(HEADS) {
+                    return Err(d.unsupported("needs the same heads of queries, keys and values"));
+                }
+            }
+            divide_heads(d)
+        },
+        ..OpTraits::amp(AmpClass::White)
+    },
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -89,6 +103,21 @@ fn check(i: &InferCtx<'_>) -> Result<[i64; 5]> {
     Ok([q[0], q[1], q[2], q[3], key[1]])
 }
 
+/// The axis of the heads in queries, keys, values and Out.
+const HEADS: Along = Along::axis(2);
+
+/// Gives each rank its heads of Out.
+pub(super) fn divide_heads(d: &mut Divide<'_>) -> Result<()> {
+    if d.has("Mask") && (d.along("Mask").is_some() || d.shape("Mask")?.get(1) != Some(&1)) {
+        return Err(d.unsupported("supports only masks that all heads share"));
+    }
+    if d.op.attr_float("dropout_prob") > 0.0 {
+        d.set_random_part(Along::axis(1));
+    }
+    d.set_part("Out", HEADS)?;
+    d.set_part("SoftmaxLse", Along::axis(1))
+}
+
 /// Checks that the mask broadcasts to `full`.
 pub(super) fn check_mask(i: &InferCtx<'_>, full: [i64; 4]) -> Result<()> {
     if i.optional("Mask").is_none() {
@@ -107,6 +136,15 @@ pub(super) fn check_mask(i: &InferCtx<'_>, full: [i64; 4]) -> Result<()> {
 }
 
 pub(super) fn check_dropout(op: &Op) -> Result<()> {
+    match *op.attr_ints(PART.name) {
+        [] => {}
+        [1, 1, part, parts] if (0..parts).contains(&part) && parts <= RANKS_MAX => {}
+        ref other => {
+            return Err(Error::invalid(format!("invalid attribute 'part' of {}", op.name()))
+                .expected("axis 1, 1 group, part and parts")
+                .got(format!("{other:?}")));
+        }
+    }
     let probability = op.attr_float("dropout_prob");
     if (0.0..1.0).contains(&probability) {
         return Ok(());
@@ -140,15 +178,22 @@ pub(super) struct DropoutOptions {
     probability: f32,
     seed: i64,
     stream: i64,
+    /// The part of the heads that this attention has, and the number of parts.
+    part: (usize, usize),
 }
 
 impl DropoutOptions {
     pub(super) fn of(op: &Op) -> Option<DropoutOptions> {
         let probability = op.attr_float("dropout_prob") as f32;
+        let part = match *op.attr_ints(PART.name) {
+            [_, _, part, parts] => (part.max(0) as usize, parts.max(1) as usize),
+            _ => (0, 1),
+        };
         let options = DropoutOptions {
             probability,
             seed: op.attr_int("seed"),
             stream: op.attr_int("stream"),
+            part,
         };
         (probability > 0.0 && !op.attr_bool("is_test")).then_some(options)
     }
@@ -158,6 +203,7 @@ impl DropoutOptions {
             probability: self.probability,
             seed: random::seed(self.seed, k),
             stream: random::stream(self.stream, k),
+            part: self.part,
         }
     }
 }

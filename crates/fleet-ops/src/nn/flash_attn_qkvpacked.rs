@@ -2,7 +2,9 @@
 //! with a [model, 3 * model] weight gives this layout. The op equals flash_attn without splitting
 //! QKV first.
 
-use super::flash_attn::{ATTRS, DropoutOptions, attention, check_dropout, check_mask, mask_shape};
+use super::flash_attn::{
+    ATTRS, DropoutOptions, attention, check_dropout, check_mask, divide_heads, mask_shape,
+};
 use crate::prelude::*;
 use crate::widen::{FLOATS, any_float};
 use fleet_kernels::attention::{Attention, Heads, HeadsMut, Mask, Strides};
@@ -29,7 +31,15 @@ pub static DEF: OpDef = OpDef {
     },
     grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { random: true, cost: |c| cost(c, 1.0), ..OpTraits::amp(AmpClass::White) },
+    traits: OpTraits {
+        random: true,
+        cost: |c| cost(c, 1.0),
+        divide: |d| match d.along("QKV") {
+            Some(along) if along == Along::axis(3) => divide_heads(d),
+            _ => Err(d.unsupported("needs all queries, keys and values of some heads")),
+        },
+        ..OpTraits::amp(AmpClass::White)
+    },
 };
 
 pub static GRAD: OpDef = OpDef {

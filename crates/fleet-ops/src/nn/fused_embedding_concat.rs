@@ -169,7 +169,9 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     Ok(Kernel::new(move |k| {
         match table {
             None => {}
-            Some(VarKind::SparseRows) => sparse_grad(k, (IDS, DY), height, dim, padding, grid)?,
+            Some(VarKind::SparseRows) => {
+                sparse_grad(k, k.input(IDS), DY, height, dim, padding, grid)?
+            }
             Some(_) => {
                 let (ids, dy) = (k.input::<i64>(IDS), k.input::<f32>(DY));
                 let scratch = k.scratch();

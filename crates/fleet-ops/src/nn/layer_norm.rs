@@ -52,7 +52,12 @@ pub static DEF: OpDef = OpDef {
     },
     grad: Grad::OpRule(&GRAD, rule),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { wide: &["Scale", "Bias"], cost, ..OpTraits::amp(AmpClass::Black) },
+    traits: OpTraits {
+        wide: &["Scale", "Bias"],
+        cost,
+        divide: |d| Err(d.unsupported("normalizes whole rows only")),
+        ..OpTraits::amp(AmpClass::Black)
+    },
 };
 
 pub static GRAD: OpDef = OpDef {

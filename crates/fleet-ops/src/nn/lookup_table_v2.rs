@@ -8,6 +8,7 @@
 //! is copied. The rewrite that moves the table to parameter servers uses `is_distributed`, `entry`,
 //! `table_class`, `slot` (-1: none), `is_test` and `any_id` (also negative ids).
 
+use super::c_embedding;
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
 use fleet_kernels::embedding::{self, Grid, Source};
@@ -38,8 +39,29 @@ pub static DEF: OpDef = OpDef {
     infer: |i| infer(i, false),
     grad: Grad::OpRule(&GRAD, rule),
     cpu,
-    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::Black) },
+    traits: OpTraits { cost, divide: |d| divide(d, false), ..OpTraits::amp(AmpClass::Black) },
 };
+
+/// Ranks look up the ids whose rows they have, and add the results; or each has some columns.
+fn divide(d: &mut Divide<'_>, is_v1: bool) -> Result<()> {
+    if d.along("Ids").is_some() {
+        return Err(d.unsupported("does not divide the ids"));
+    }
+    let (w, out) = (d.shape("W")?, d.output_shape("Out")?);
+    match d.along("W") {
+        Some(Along { axis: 0, groups: 1 }) if !is_v1 && !d.op.attr_bool("any_id") => {
+            d.check_divides(&w, Along::axis(0))?;
+            d.become_op(&c_embedding::DEF);
+            d.set_attr("vocab_size", w[0]);
+            d.set_attr("start_index", w[0] / d.parts as i64 * d.part as i64);
+            d.set("Out", Placement::Sum)
+        }
+        Some(Along { axis: 1, groups }) => {
+            d.set_part("Out", Along { axis: out.rank() - 1, groups })
+        }
+        _ => Err(d.unsupported("does not divide the rows of this table")),
+    }
+}
 
 /// The op `lookup_table_v2_grad`.
 pub static GRAD: OpDef = OpDef {
@@ -65,6 +87,7 @@ pub static V1: OpDef = OpDef {
     spec: OpSpec { name: "lookup_table", ..DEF.spec },
     infer: |i| infer(i, true),
     grad: Grad::OpRule(&V1_GRAD, rule),
+    traits: OpTraits { divide: |d| divide(d, true), ..DEF.traits },
     ..DEF
 };
 
@@ -136,7 +159,9 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     let count = p.input("Ids").numel();
     if p.output("W@GRAD").kind == VarKind::SparseRows {
         let grid = Grid::packed(dim);
-        return Ok(Kernel::new(move |k| sparse_grad(k, (IDS, DY), height, dim, padding, grid)));
+        return Ok(Kernel::new(move |k| {
+            sparse_grad(k, k.input(IDS), DY, height, dim, padding, grid)
+        }));
     }
     Ok(Kernel::new(move |k| {
         let (ids, dy) = (k.input::<i64>(IDS), k.input::<f32>(DY));
@@ -148,19 +173,19 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
     .scratch::<u64>(embedding::group_scratch_len(count)))
 }
 
-/// Writes row numbers and values without padding rows. `ids` and `dy` are the slots of ids and
-/// gradient, and the gradient's rows are at the positions of `grid`. The values may already be in
-/// place.
+/// Writes row numbers and values without padding rows. `dy` is the slot of the gradient, whose rows
+/// are at the positions of `grid`. The values may already be in place.
 pub(crate) fn sparse_grad(
     k: &KernelCtx<'_>,
-    (ids, dy): (usize, usize),
+    ids: &[i64],
+    dy: usize,
     height: usize,
     dim: usize,
     padding: Option<i64>,
     grid: Grid,
 ) -> Result<()> {
-    let ids = k.input::<i64>(ids);
-    if let Some(position) = ids.iter().position(|id| !(0..height as i64).contains(id)) {
+    let is_row = |id: &i64| (0..height as i64).contains(id) || padding == Some(*id);
+    if let Some(position) = ids.iter().position(|id| !is_row(id)) {
         return Err(embedding::BadId { position, id: ids[position], rows: height }.into());
     }
     let mut out = k.out(0);

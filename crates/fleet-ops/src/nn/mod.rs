@@ -1,6 +1,7 @@
 //! Layers: convolution, pooling, normalization, embedding, attention.
 
 pub mod batch_norm;
+pub mod c_embedding;
 pub mod conv2d;
 pub(crate) mod dropout;
 pub(crate) mod flash_attn;

@@ -16,7 +16,18 @@ pub static DEF: OpDef = OpDef {
     infer,
     grad: Grad::Op(&GRAD),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits { inplace: &[("Out", "X")], cost, ..OpTraits::amp(AmpClass::Black) },
+    traits: OpTraits {
+        inplace: &[("Out", "X")],
+        cost,
+        divide: |d| {
+            let axis = d.shape("X")?.axis(d.op.attr_int("axis"))?;
+            match d.along("X").filter(|along| along.axis != axis) {
+                Some(along) => d.set_part("Out", along),
+                None => Err(d.unsupported("does not support a divided axis of classes")),
+            }
+        },
+        ..OpTraits::amp(AmpClass::Black)
+    },
 };
 
 pub static GRAD: OpDef = OpDef {

@@ -23,8 +23,25 @@ pub static FILL_CONSTANT: OpDef = OpDef {
     infer: infer_shape_attr,
     grad: Grad::None,
     cpu: |p| Ok(filled(p, p.op.attr_float("value"))),
-    traits: OpTraits { elementwise: true, ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits {
+        elementwise: true,
+        divide: |d| {
+            let along = d.requested()?;
+            divide_shape(d, along)
+        },
+        ..OpTraits::amp(AmpClass::Gray)
+    },
 };
+
+/// Sets the attribute `shape` to that of a part.
+pub(crate) fn divide_shape(d: &mut Divide<'_>, along: Along) -> Result<()> {
+    let whole = known_shape(d.op)?;
+    d.check_divides(&whole, along)?;
+    if let Some(part) = along.part(d.part, d.parts).of(&whole) {
+        d.set_attr("shape", part.to_vec());
+    }
+    Ok(())
+}
 
 /// The op `empty`: an output with unspecified values, for ops that need memory to write to.
 pub static EMPTY: OpDef = OpDef {
@@ -179,8 +196,27 @@ pub static ASSIGN_VALUE: OpDef = OpDef {
             floats.chain(ints).flat_map(|it| it.into_iter().take(dtype.size())).collect();
         Ok(Kernel::infallible(move |k| k.out(0).into_bytes().copy_from_slice(&bytes)))
     },
-    traits: OpTraits::plain(),
+    traits: OpTraits { divide: divide_values, ..OpTraits::plain() },
 };
+
+/// Keeps the values of a part.
+fn divide_values(d: &mut Divide<'_>) -> Result<()> {
+    let along = d.requested()?;
+    let whole = known_shape(d.op)?;
+    divide_shape(d, along)?;
+    let (groups, axis_len) = (along.groups, whole.at(along.axis));
+    let inner = whole.product(along.axis + 1..whole.rank());
+    let (block, piece) = (axis_len / groups * inner, axis_len / groups / d.parts * inner);
+    let first = d.part * piece;
+    let is_own = move |index: &usize| (first..first + piece).contains(&(index % block.max(1)));
+    let own = |count: usize| (0..count).filter(is_own);
+    let (floats, ints) = (d.op.attr_floats("values"), d.op.attr_ints("ints_values"));
+    let floats: Vec<f64> = own(floats.len()).map(|index| floats[index]).collect();
+    let ints: Vec<i64> = own(ints.len()).map(|index| ints[index]).collect();
+    d.set_attr("values", floats);
+    d.set_attr("ints_values", ints);
+    Ok(())
+}
 
 /// The op `eye`.
 pub static EYE: OpDef = OpDef {

@@ -4,8 +4,9 @@
 //! `stream` and its position, so every run draws the same numbers. `seed` 0 means the program's.
 //! Floating-point tensors are drawn in f32. A truncated normal is within two standard deviations.
 
+use crate::divide::Runs;
 use crate::prelude::*;
-use crate::tensor::fill::infer_shape_attr;
+use crate::tensor::fill::{divide_shape, infer_shape_attr};
 use crate::widen::any_float;
 use fleet_base::rng::Sequence;
 use fleet_ir::{AttrSpec, Op};
@@ -25,12 +26,12 @@ macro_rules! random {
                 name: $name,
                 inputs: &[],
                 outputs: &[one("Out")],
-                attrs: &[SHAPE, $dtype, $a, $b, SEED, STREAM],
+                attrs: &[SHAPE, $dtype, $a, $b, SEED, STREAM, PART],
             },
             infer: infer_shape_attr,
             grad: Grad::None,
             cpu: $cpu,
-            traits: OpTraits { random: true, ..OpTraits::amp(AmpClass::$amp) },
+            traits: OpTraits { random: true, divide, ..OpTraits::amp(AmpClass::$amp) },
         };
     )*};
 }
@@ -46,6 +47,14 @@ random! {
         attr("dtype", DTypeOf(DType::I64)), Unlisted, randint_cpu;
 }
 
+/// A part has the numbers that the whole tensor would have.
+fn divide(d: &mut Divide<'_>) -> Result<()> {
+    let along = d.requested()?;
+    divide_shape(d, along)?;
+    d.set_random_part(along);
+    Ok(())
+}
+
 /// Generator of an op. The seed of the program is known when the op runs.
 #[derive(Clone, Copy)]
 struct Source {
@@ -58,8 +67,18 @@ impl Source {
         Source { seed: op.attr_int("seed") as u64, stream: op.attr_int("stream") as u64 }
     }
 
-    fn draw(&self, k: &KernelCtx<'_>) -> Draw {
-        Draw { seed: self.seed(k), stream: self.stream, offset: 0 }
+    /// Calls `fill` with each run of elements, and the start of its numbers.
+    fn fill<T>(
+        &self,
+        k: &KernelCtx<'_>,
+        runs: &Runs,
+        out: &mut [T],
+        fill: impl Fn(&Pool, Draw, &mut [T]),
+    ) {
+        let draw = Draw { seed: self.seed(k), stream: self.stream, offset: 0 };
+        runs.each(out.len(), |run, offset| {
+            fill(k.pool, Draw { offset, ..draw }, &mut out[run]);
+        });
     }
 
     fn seed(&self, k: &KernelCtx<'_>) -> u64 {
@@ -76,13 +95,14 @@ fn floats(
     if p.output_layouts[0][0] != Layout::RowMajor {
         return Err(Error::internal(format!("{} supports only row-major tensors", p.op.name())));
     }
+    let runs = Runs::of(p.op, &out.shape)?;
     match out.dtype {
-        DType::F32 => Ok(Kernel::infallible(move |k| fill(k.pool, source.draw(k), k.output(0)))),
+        DType::F32 => Ok(Kernel::infallible(move |k| source.fill(k, &runs, k.output(0), &fill))),
         DType::F64 => {
             let len = out.shape.len();
             Ok(Kernel::infallible(move |k| {
                 let drawn = &mut k.scratch::<f32>()[..len];
-                fill(k.pool, source.draw(k), drawn);
+                source.fill(k, &runs, drawn, &fill);
                 cast(k.pool, drawn, k.output::<f64>(0));
             })
             .scratch::<f32>(len))
@@ -131,13 +151,13 @@ fn randint_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
     let (out, source) = (p.output("Out"), Source::new(p.op));
     let len = out.shape.len();
+    let runs = Runs::of(p.op, &out.shape)?;
+    let fill = move |pool: &Pool, draw: Draw, out: &mut [i64]| randint(pool, draw, low, high, out);
     match out.dtype {
-        DType::I64 => {
-            Ok(Kernel::infallible(move |k| randint(k.pool, source.draw(k), low, high, k.output(0))))
-        }
+        DType::I64 => Ok(Kernel::infallible(move |k| source.fill(k, &runs, k.output(0), fill))),
         DType::I32 => Ok(Kernel::infallible(move |k| {
             let drawn = &mut k.scratch::<i64>()[..len];
-            randint(k.pool, source.draw(k), low, high, drawn);
+            source.fill(k, &runs, drawn, fill);
             cast(k.pool, drawn, k.output::<i32>(0));
         })
         .scratch::<i64>(len)),

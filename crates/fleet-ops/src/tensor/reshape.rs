@@ -2,6 +2,7 @@
 //! `flatten_contiguous_range`. These are views. If the planner lets input and output share memory,
 //! nothing is copied.
 
+use crate::divide;
 use crate::prelude::*;
 use crate::rules::{axes_of, dim_product};
 use crate::tensor::assign::copied;
@@ -28,6 +29,7 @@ macro_rules! views {
             traits: OpTraits {
                 view: Some(("Out", "X")),
                 cost: no_cost,
+                divide: divide_view,
                 ..OpTraits::amp(AmpClass::$amp)
             },
         };
@@ -74,6 +76,26 @@ views! {
     "flatten2" FLATTEN FLATTEN_GRAD [attr("axis", Int(1))] Gray, flattened;
     "flatten_contiguous_range" FLATTEN_RANGE FLATTEN_RANGE_GRAD
         [attr("start_axis", Int(1)), attr("stop_axis", Int(-1))] Unlisted, range_flattened;
+}
+
+/// Parts of a tensor are parts of its other shape if the axes match.
+fn divide_view(d: &mut Divide<'_>) -> Result<()> {
+    let Some(along) = d.along("X") else { return Err(d.unsupported("has no divided input")) };
+    let (x, out) = (d.shape("X")?, d.output_shape("Out")?);
+    let Some(made) = divide::reshaped(&x, &out, along, d.parts) else {
+        let what = format!("has no dimension that {} ranks can divide", d.parts);
+        let of = format!("dimension {} of X {x} as {out}", along.axis);
+        return Err(d.unsupported(&what).expected(format!("a multiple of {}", d.parts)).got(of));
+    };
+    if d.op.spec.attr_index("shape").is_some() {
+        let mut shape = d.op.attr_ints("shape").to_vec();
+        // 0 and -1 follow from X.
+        if let Some(dim) = shape.get_mut(made.axis).filter(|dim| **dim > 0) {
+            *dim /= d.parts as i64;
+        }
+        d.set_attr("shape", shape);
+    }
+    d.set_part("Out", made)
 }
 
 fn no_cost(_: &CostCtx<'_>) -> Cost {

@@ -40,7 +40,7 @@ const fn def(
         infer,
         grad: Grad::Op(grad),
         cpu,
-        traits: OpTraits::amp(amp),
+        traits: OpTraits { divide, ..OpTraits::amp(amp) },
     }
 }
 
@@ -56,6 +56,21 @@ const fn grad_def(name: &'static str, attrs: &'static [AttrSpec]) -> OpDef {
         cpu: grad_cpu,
         traits: OpTraits { shape_only: &["Input"], ..OpTraits::amp(AmpClass::Gray) },
     }
+}
+
+/// Slices of other dimensions than the divided one keep the parts.
+fn divide(d: &mut Divide<'_>) -> Result<()> {
+    let shape = d.shape("Input")?;
+    let Some(along) = d.along("Input") else { return Err(d.unsupported("has no divided input")) };
+    let axes = |name: &str| -> Result<Vec<usize>> {
+        d.op.attr_ints(name).iter().map(|axis| shape.axis(*axis)).collect()
+    };
+    let (cut, removed) = (axes("axes")?, axes("decrease_axis")?);
+    if cut.contains(&along.axis) {
+        return Err(d.unsupported("does not slice the divided dimension"));
+    }
+    let before = removed.iter().filter(|axis| **axis < along.axis).count();
+    d.set_part("Out", along.at(along.axis - before))
 }
 
 /// Slice along one dimension.

@@ -32,7 +32,19 @@ pub static DEF: OpDef = OpDef {
         Ok(())
     }),
     cpu,
-    traits: OpTraits::amp(AmpClass::Gray),
+    traits: OpTraits {
+        divide: |d| {
+            let order = order(d.op, &d.shape("X")?)?;
+            let to = d.along("X").and_then(|along| {
+                order.iter().position(|from| *from == along.axis).map(|axis| along.at(axis))
+            });
+            match to {
+                Some(along) => d.set_part("Out", along),
+                None => Err(d.unsupported("has no divided input")),
+            }
+        },
+        ..OpTraits::amp(AmpClass::Gray)
+    },
 };
 
 /// Returns the dimension of X for each dimension of Out.
