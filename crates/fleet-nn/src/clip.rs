@@ -1,7 +1,7 @@
 //! Gradient clipping, which runs after the backward pass and before regularization.
 
 use fleet_base::{Error, Result};
-use fleet_ir::VarId;
+use fleet_ir::{Program, VarId};
 use fleet_ops::Emit;
 use fleet_tensor::DType;
 
@@ -41,6 +41,52 @@ pub struct SharedUpdate {
     pub params: Vec<VarId>,
 }
 
+/// The ranks that share layers, and have parts of their parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DividedUpdate {
+    /// Ring of these ranks.
+    pub ring: i64,
+    /// Number of ranks of that ring.
+    pub nranks: usize,
+}
+
+/// The ranks over which norms of gradients are summed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct NormRanks<'a> {
+    pub shared: Option<&'a SharedUpdate>,
+    pub divided: Option<DividedUpdate>,
+}
+
+impl NormRanks<'_> {
+    /// Emits the sums over ranks of the squares of divided gradients. `squares` are those of the
+    /// gradients of `params`, in the same order on all ranks.
+    fn sum_parts(&self, emit: &mut Emit<'_>, params: &[VarId], squares: &[VarId]) -> Result<()> {
+        let Some(DividedUpdate { ring, nranks }) = self.divided else { return Ok(()) };
+        let pairs = params.iter().zip(squares);
+        let of_parts = pairs.filter(|(param, _)| is_part(emit.program, **param));
+        let of_parts: Vec<VarId> = of_parts.map(|(_, square)| *square).collect();
+        if of_parts.is_empty() {
+            return Ok(());
+        }
+        let call = emit.named_op("c_allreduce_sum")?.inputs("X", &of_parts);
+        let call = call.outputs("Out", &of_parts).attr("ring_id", ring).attr("nranks", nranks);
+        // The compute lane makes all calls of this ring.
+        call.attr("use_calc_stream", true).attr("label", "squared norms of parts").done()?;
+        Ok(())
+    }
+
+    /// Returns the name of the variable that holds a square, if ranks must agree on it.
+    fn square_name(&self, program: &Program, param: VarId) -> Option<String> {
+        let is_sent = self.shared.is_some() || self.divided.is_some();
+        is_sent.then(|| format!("{}@SQUARE", program.var_name(param)))
+    }
+}
+
+/// Returns whether a rank has only a part of a parameter.
+fn is_part(program: &Program, param: VarId) -> bool {
+    program.var(param).division.is_some_and(|division| division.is_part())
+}
+
 /// A parameter, its gradient, and the factor to multiply the gradient by.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clipped {
@@ -74,13 +120,13 @@ impl GradClip {
         }
     }
 
-    /// Emits the ops that clip the gradients. `shared` lists all parameters of the optimizer if
-    /// other ranks have gradients of some of them.
+    /// Emits the ops that clip the gradients. `ranks.shared` lists all parameters of the optimizer
+    /// if other ranks have gradients of some of them.
     pub(crate) fn emit(
         &self,
         emit: &mut Emit<'_>,
         grads: &mut [Clipped],
-        shared: Option<&SharedUpdate>,
+        ranks: NormRanks<'_>,
     ) -> Result<()> {
         self.check()?;
         let program = &*emit.program;
@@ -88,7 +134,7 @@ impl GradClip {
             |param: &VarId| program.var(*param).param.as_ref().is_none_or(|p| p.need_clip);
         let wanted: Vec<usize> =
             (0..grads.len()).filter(|at| is_wanted(&grads[*at].param)).collect();
-        let mut all: Vec<VarId> = match shared {
+        let mut all: Vec<VarId> = match ranks.shared {
             Some(shared) => shared.params.iter().copied().filter(is_wanted).collect(),
             None => wanted.iter().map(|at| grads[*at].param).collect(),
         };
@@ -102,12 +148,19 @@ impl GradClip {
             }
             GradClip::Norm(limit) => {
                 for at in wanted {
+                    if is_part(emit.program, grads[at].param) {
+                        let own = grads[at];
+                        let scale = global_scale(emit, &[own], &[own.param], ranks, limit)?;
+                        let call = emit.named_op("elementwise_mul")?.input("X", own.grad);
+                        grads[at].grad = call.input("Y", scale).one("Out")?;
+                        continue;
+                    }
                     let call = emit.named_op("clip_by_norm")?.input("X", grads[at].grad);
                     grads[at].grad = call.attr("max_norm", limit).one("Out")?;
                 }
             }
             GradClip::GlobalNorm(limit) if !all.is_empty() => {
-                let scale = global_scale(emit, grads, &all, shared, limit)?;
+                let scale = global_scale(emit, grads, &all, ranks, limit)?;
                 wanted.iter().for_each(|at| grads[*at].scale = Some(scale));
             }
             GradClip::GlobalNorm(_) => {}
@@ -123,12 +176,12 @@ fn global_scale(
     emit: &mut Emit<'_>,
     grads: &[Clipped],
     all: &[VarId],
-    shared: Option<&SharedUpdate>,
+    ranks: NormRanks<'_>,
     limit: f64,
 ) -> Result<VarId> {
     let mut squares = Vec::with_capacity(all.len());
     for param in all {
-        let name = shared.map(|_| format!("{}@SQUARE", emit.program.var_name(*param)));
+        let name = ranks.square_name(emit.program, *param);
         let call = match grads.iter().find(|it| it.param == *param) {
             Some(own) => emit.named_op("squared_l2_norm")?.input("X", own.grad),
             // Another rank has this gradient.
@@ -144,10 +197,11 @@ fn global_scale(
         };
         squares.push(call.one("Out")?);
     }
-    if let Some(SharedUpdate { ring, nranks, .. }) = shared {
+    if let Some(SharedUpdate { ring, nranks, .. }) = ranks.shared {
         let call = emit.named_op("c_allreduce_sum")?.inputs("X", &squares);
         let call = call.outputs("Out", &squares).attr("ring_id", *ring);
         call.attr("nranks", *nranks).attr("label", "squared norms").done()?;
     }
+    ranks.sum_parts(emit, all, &squares)?;
     emit.named_op("global_norm_scale")?.inputs("X", &squares).attr("clip_norm", limit).one("Out")
 }

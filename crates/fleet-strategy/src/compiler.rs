@@ -3,6 +3,7 @@
 
 use crate::decision::{Decision, Outcome};
 use crate::effective::Effective;
+use crate::grid::Grid;
 use crate::job::{Job, OwnUpdates, Rings};
 use crate::meta::{Facts, Strategy, data_parallel};
 use crate::ranks::{Ranks, RingSpec};
@@ -37,6 +38,8 @@ pub struct Plan {
     pub rings: Vec<RingSpec>,
     /// Notes for the user, such as buckets and checkpoints.
     pub notes: Vec<String>,
+    /// The main program before its layers were divided, if ranks share them: forward ops only.
+    pub whole: Option<Program>,
 }
 
 impl Plan {
@@ -145,6 +148,7 @@ fn new_job<'a>(
         registry,
         strategy,
         ranks,
+        grid: Grid::or_copies(strategy, ranks.count),
         optimizer: optimizer.clone(),
         user_loss: loss,
         loss,
@@ -158,6 +162,8 @@ fn new_job<'a>(
         compressed: Vec::new(),
         trains_alone: false,
         shards: None,
+        layers: None,
+        whole: None,
         updates,
     }
 }
@@ -249,6 +255,7 @@ fn run_phases(mut job: Job<'_>, mut manager: PassManager<'_>, report: &Report<'_
         learning_rate,
         rings: job.rings.own,
         notes: once(job.notes),
+        whole: job.whole,
     })
 }
 

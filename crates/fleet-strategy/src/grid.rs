@@ -71,22 +71,40 @@ impl Grid {
         rank - self.place(axis, rank) * self.stride(axis)
     }
 
+    /// Returns the ranks that train the same part of the model as `rank` with other samples, as
+    /// (first, distance, number): those along the axes of sharding and of data.
+    pub fn copies(&self, rank: usize) -> (usize, usize, usize) {
+        let count = self.degree(Axis::Sharding) * self.degree(Axis::Data);
+        // They are at equal distances unless stages lie between the two axes, which `of` refuses.
+        let axis = if self.degree(Axis::Sharding) > 1 { Axis::Sharding } else { Axis::Data };
+        let stride = self.stride(axis);
+        (self.first(axis, self.first(Axis::Data, rank)), stride, count)
+    }
+
+    /// Returns the degree that a strategy assigns to an axis, with its field.
+    pub(crate) fn field(strategy: &Effective<'_>, axis: Axis) -> Option<(String, usize)> {
+        assigned(strategy, axis).into_iter().next()
+    }
+
+    /// Returns the grid of a strategy, or copies of the whole model if the strategy is invalid.
+    pub(crate) fn or_copies(strategy: &Effective<'_>, ranks: usize) -> Grid {
+        Grid::of(strategy, ranks).unwrap_or(Grid::new([1, 1, 1, ranks]))
+    }
+
     /// Returns the grid that a strategy gives `ranks` ranks. An error is the field at fault, and
     /// the reason.
     pub(crate) fn of(strategy: &Effective<'_>, ranks: usize) -> Result<Grid, (String, String)> {
         let assigned = Axis::ALL.map(|axis| assigned(strategy, axis));
         let mut fields = Vec::new();
         for (axis, found) in Axis::ALL.iter().zip(&assigned) {
-            match found[..] {
-                [(_, first), (ref field, second)] if first != second => {
-                    let name = axis.degree();
-                    let reason =
-                        format!("{name} is {first} in sharding_configs, but {second} here");
-                    return Err((field.clone(), reason));
-                }
-                [] => {}
-                [(ref field, degree), ..] => fields.push((*axis, field.clone(), degree)),
+            let Some((first, degree)) = found.first() else { continue };
+            if let Some((field, other)) = found.iter().find(|(_, other)| other != degree) {
+                let message = first.split('.').next().unwrap_or_default();
+                let name = axis.degree();
+                let reason = format!("{name} is {degree} in {message}, but {other} here");
+                return Err((field.clone(), reason));
             }
+            fields.push((*axis, first.clone(), *degree));
         }
         let given = |axis: Axis| fields.iter().find(|it| it.0 == axis).map(|it| it.2);
         let fixed: usize = fields.iter().map(|(_, _, degree)| degree).product();
@@ -123,7 +141,8 @@ impl Grid {
 }
 
 /// Returns the degrees that a strategy assigns to an axis, with their fields: that of
-/// `sharding_configs`, if sharding is on, and that of `hybrid_configs`.
+/// `sharding_configs`, if sharding is on, that of `hybrid_configs`, and for layers that of
+/// `tensor_parallel_configs`, if `tensor_parallel` is on.
 fn assigned(strategy: &Effective<'_>, axis: Axis) -> Vec<(String, usize)> {
     let (own, hybrid) = (strategy.sharding_configs(), strategy.hybrid_configs());
     let (own, hybrid) = match axis {
@@ -133,11 +152,21 @@ fn assigned(strategy: &Effective<'_>, axis: Axis) -> Vec<(String, usize)> {
         Axis::Data => (own.dp_degree, hybrid.dp_degree),
     };
     let own = own.filter(|_| strategy.sharding());
-    let both = [("sharding_configs", own), ("hybrid_configs", hybrid)];
+    let is_of_layers = axis == Axis::Tensor && strategy.tensor_parallel();
+    let layers = strategy.tensor_parallel_configs().tensor_parallel_degree;
+    let name = axis.degree();
+    let all = [
+        (format!("sharding_configs.{name}"), own),
+        (format!("hybrid_configs.{name}"), hybrid),
+        (LAYER_DEGREE.to_string(), layers.filter(|_| is_of_layers)),
+    ];
     // A degree of -1 stands for the ranks that the others leave.
-    let number = |(message, value): (&str, Option<i32>)| {
+    let number = |(field, value): (String, Option<i32>)| {
         let degree = usize::try_from(value?).ok()?.max(1);
-        Some((format!("{message}.{}", axis.degree()), degree))
+        Some((field, degree))
     };
-    both.into_iter().filter_map(number).collect()
+    all.into_iter().filter_map(number).collect()
 }
+
+/// The documented field of tensor parallelism alone.
+const LAYER_DEGREE: &str = "tensor_parallel_configs.tensor_parallel_degree";

@@ -5,7 +5,7 @@ use crate::grid::{Axis, Grid};
 use crate::owners::Shards;
 use crate::ranks::{Ranks, RingSpec};
 use fleet_base::{Error, Result};
-use fleet_ir::{BlockId, OpId, OpRole, Program, Var, VarId, VarKind};
+use fleet_ir::{BlockId, Division, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::{ApplyAt, OptimizerDesc, ParamGrad};
 use fleet_ops::{Emit, Registry};
@@ -19,6 +19,8 @@ pub struct Job<'a> {
     pub registry: &'static Registry,
     pub strategy: &'a Effective<'a>,
     pub ranks: Ranks,
+    /// How the ranks divide the work.
+    pub grid: Grid,
     pub optimizer: OptimizerDesc,
     /// The loss that the user minimises.
     pub user_loss: VarId,
@@ -46,8 +48,23 @@ pub struct Job<'a> {
     pub trains_alone: bool,
     /// The division of parameters among ranks, under sharding.
     pub shards: Option<Shards>,
+    /// The ranks that share this rank's layers, under tensor parallelism.
+    pub layers: Option<Layers>,
+    /// The main program before layers were divided.
+    pub whole: Option<Program>,
     /// The updates that the program had, until they are put back.
     pub updates: Option<OwnUpdates>,
+}
+
+/// The ranks that share layers, each of which has a part of their parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct Layers {
+    /// Ring of these ranks.
+    pub ring: i64,
+    /// The part that this rank has.
+    pub part: usize,
+    /// Number of parts.
+    pub parts: usize,
 }
 
 /// The updates of a program that trains in one process, taken off while its gradients are
@@ -104,6 +121,19 @@ impl Job<'_> {
         self.programs.main.add_var(Program::ROOT, var)
     }
 
+    /// Like [`Job::state`], for a value of the shape of a parameter, of which this rank may have a
+    /// part.
+    pub fn state_of(&mut self, param: VarId, name: &str, dtype: DType) -> Result<VarId> {
+        let var = self.programs.main.var(param);
+        let (shape, division) = (var.shape, var.division.filter(Division::is_part));
+        let state = self.state(name, dtype, shape, 0.0)?;
+        self.programs.main.var_mut(state).division = division;
+        let startup = &mut self.programs.startup;
+        let filled = startup.var_named(self.programs.main.var_name(state))?;
+        startup.var_mut(filled).division = division;
+        Ok(state)
+    }
+
     /// Adds a ring of ranks of the job that includes this rank, and returns its id.
     pub fn ring(&mut self, label: &str, first: usize, stride: usize, nranks: usize) -> i64 {
         let id = self.rings.count;
@@ -120,7 +150,12 @@ impl Job<'_> {
         self.ring(label, first, grid.stride(axis), grid.degree(axis))
     }
 
-    /// Makes this ring, which spans all ranks, the only one of [`Job::world_rings`].
+    /// Returns the number of ranks that train the same part of the model with other samples.
+    pub fn copies(&self) -> usize {
+        self.grid.copies(self.ranks.rank).2
+    }
+
+    /// Makes this ring, which spans all copies, the only one of [`Job::world_rings`].
     pub fn use_world_ring(&mut self, ring: i64) {
         self.rings.gradients = vec![ring];
     }
@@ -130,7 +165,8 @@ impl Job<'_> {
         self.rings.count = self.rings.count.max(count);
     }
 
-    /// Returns the rings of all ranks that send gradients; creates them on the first call.
+    /// Returns the rings of the ranks over which gradients are summed, those with a copy of this
+    /// rank's part of the model; creates them on the first call.
     pub fn world_rings(&mut self) -> Vec<i64> {
         if self.rings.gradients.is_empty() {
             let asked = self.strategy.nccl_comm_num();
@@ -140,7 +176,12 @@ impl Job<'_> {
                     .push(format!("nccl_comm_num is {asked}: limited to {count} communicators"));
             }
             for index in 0..count {
-                let ring = self.ring(&format!("all ranks {index}"), 0, 1, self.ranks.count);
+                let (first, stride, copies) = self.grid.copies(self.ranks.rank);
+                let label = match copies == self.ranks.count {
+                    true => format!("all ranks {index}"),
+                    false => format!("copies {index}"),
+                };
+                let ring = self.ring(&label, first, stride, copies);
                 self.rings.gradients.push(ring);
             }
         }

@@ -195,8 +195,7 @@ message! {
             allowed [AT_LEAST_1, COUNT, "the number of workers that hold one copy together"];
         /// Workers that share a layer (tensor parallelism).
         mp_degree(5): optional int32 = 1,
-            allowed [AT_LEAST_1, COUNT, "1"],
-            refused "layers are not divided among ranks";
+            allowed [AT_LEAST_1, COUNT, "1"];
         /// Groups of workers, each with one copy of the parameters.
         dp_degree(6): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
         /// Combines sharding with data parallelism: there are as many groups of `sharding_degree`

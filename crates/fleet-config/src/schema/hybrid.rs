@@ -14,8 +14,7 @@ message! {
             ];
         /// Workers that share a layer (tensor parallelism).
         mp_degree(2): optional int32 = 1,
-            allowed [AT_LEAST_1, COUNT, "1"],
-            refused "layers are not divided among ranks";
+            allowed [AT_LEAST_1, COUNT, "1"];
         /// Stages of a pipeline.
         pp_degree(3): optional int32 = 1,
             allowed [AT_LEAST_1, COUNT, "1"],
@@ -27,7 +26,7 @@ message! {
             allowed [AT_LEAST_1, COUNT, "1"],
             refused "sequences are not divided among ranks";
         /// Settings of tensor parallelism.
-        mp_configs(6): optional message(MpConfig), ignored "layers are not divided among workers";
+        mp_configs(6): optional message(MpConfig), ignored "whole parameters are the same on workers that share layers";
         /// Settings of the pipeline.
         pp_configs(7): optional message(PpConfig), ignored "pipelines are not supported";
         /// Settings of sharding.

@@ -118,8 +118,7 @@ message! {
         find_unused_parameters(28): optional bool = false,
             ignored "a program states which parameters it uses";
         /// Divides layers among workers (`tensor_parallel_configs`).
-        tensor_parallel(29): optional bool = false,
-            ignored "layers are divided by the model, with its own collective ops";
+        tensor_parallel(29): optional bool = false;
         /// If true, all-reduces are part of the program.
         without_graph_optimization(30): optional bool = true,
             ignored "all-reduces are always part of the program, which is always optimised";
@@ -181,8 +180,7 @@ message! {
         /// Degrees of parallelism of a hybrid job.
         hybrid_configs(112): optional message(HybridConfig);
         /// Settings of tensor parallelism.
-        tensor_parallel_configs(113): optional message(TensorParallelConfig),
-            ignored "layers are divided by the model, with its own collective ops";
+        tensor_parallel_configs(113): optional message(TensorParallelConfig);
         /// Output and special variables of the trainers in a parameter-server job.
         trainer_desc_configs(114): optional message(TrainerDescConfig),
             ignored "nothing is dumped while a program trains";

@@ -18,7 +18,7 @@ mod of_update;
 mod rmsprop;
 mod sgd;
 
-pub use crate::clip::SharedUpdate;
+pub use crate::clip::{DividedUpdate, SharedUpdate};
 pub use adadelta::{Adadelta, AdadeltaRule};
 pub use adagrad::{Adagrad, AdagradRule};
 pub use adam::{Adam, AdamRule};
@@ -32,11 +32,11 @@ pub use momentum::{Momentum, MomentumRule};
 pub use rmsprop::{RmsProp, RmsPropRule};
 pub use sgd::{Sgd, SgdRule};
 
-use crate::clip::Clipped;
+use crate::clip::{Clipped, NormRanks};
 use crate::init::global_var;
 use crate::{GradClip, HostRate, LearningRate, Programs};
 use fleet_base::{Error, Result};
-use fleet_ir::{BlockId, OpRole, OpSpec, Program, Regularizer, VarId};
+use fleet_ir::{BlockId, Division, OpRole, OpSpec, Program, Regularizer, VarId};
 use fleet_ops::{Emit, Registry};
 use fleet_passes::{BackwardOptions, append_backward};
 use fleet_tensor::{DType, Shape};
@@ -286,6 +286,9 @@ pub struct ApplyAt {
     /// Set if other ranks update parameters that this rank does not: a global norm is then that of
     /// the gradients of all ranks.
     pub shared: Option<SharedUpdate>,
+    /// Set if ranks share layers: norms of gradients of which this rank has a part are those of the
+    /// whole gradients.
+    pub divided: Option<DividedUpdate>,
 }
 
 impl ApplyAt {
@@ -407,7 +410,8 @@ impl OptimizerDesc {
         let casts: HashMap<VarId, VarId> = casts
             .filter_map(|op| Some((*op.output("Out").first()?, *op.input("X").first()?)))
             .collect();
-        let lookups = ops().filter(|op| matches!(op.name(), "lookup_table" | "lookup_table_v2"));
+        let lookups = ops()
+            .filter(|op| matches!(op.name(), "lookup_table" | "lookup_table_v2" | "c_embedding"));
         let read = lookups.filter_map(|op| op.input("W").first().copied());
         read.map(|table| casts.get(&table).copied().unwrap_or(table)).collect()
     }
@@ -467,7 +471,8 @@ impl OptimizerDesc {
         let mut main = Emit::new(&mut programs.main, registry, OpRole::OPTIMIZE);
         let mut startup = Emit::new(&mut programs.startup, registry, OpRole::FORWARD);
         main.block = at.block;
-        let grads = self.clipped(&mut main, &pairs, at.shared.as_ref())?;
+        let ranks = NormRanks { shared: at.shared.as_ref(), divided: at.divided };
+        let grads = self.clipped(&mut main, &pairs, ranks)?;
         let skip = self.skip_input(&mut main, at.skip_update.filter(|_| !grads.is_empty()))?;
         for clipped in &grads {
             main.device = devices.get(&clipped.param).cloned();
@@ -500,12 +505,12 @@ impl OptimizerDesc {
         &self,
         main: &mut Emit<'_>,
         params_grads: &[ParamGrad],
-        shared: Option<&SharedUpdate>,
+        ranks: NormRanks<'_>,
     ) -> Result<Vec<Clipped>> {
         let unclipped = |&(param, grad): &ParamGrad| Clipped { param, grad, scale: None };
         let mut grads: Vec<Clipped> = params_grads.iter().map(unclipped).collect();
         if let Some(clip) = &self.settings.grad_clip {
-            clip.emit(main, &mut grads, shared)?;
+            clip.emit(main, &mut grads, ranks)?;
         }
         Ok(grads)
     }
@@ -519,7 +524,7 @@ impl OptimizerDesc {
         params_grads: &[ParamGrad],
     ) -> Result<Vec<ParamGrad>> {
         let mut main = Emit::new(&mut programs.main, registry, OpRole::BACKWARD);
-        let grads = self.clipped(&mut main, params_grads, None)?;
+        let grads = self.clipped(&mut main, params_grads, NormRanks::default())?;
         let mut finished = Vec::with_capacity(grads.len());
         for Clipped { param, mut grad, scale } in grads {
             if let Some(scale) = scale {
@@ -545,6 +550,7 @@ impl OptimizerDesc {
     ) -> Result<()> {
         let var = main.program.var(clipped.param);
         let (name, shape) = (var.name.clone(), var.shape);
+        let part = var.division.filter(Division::is_part);
         let param = var
             .param
             .clone()
@@ -560,7 +566,13 @@ impl OptimizerDesc {
         for state in &states {
             let state_name = main.program.unique_name(&format!("{name}_{}", state.name));
             let shape = if state.single { Shape::from([1]) } else { shape };
-            kept.push(global_var(main, startup, &state_name, shape, DType::F32, state.start)?);
+            let made = global_var(main, startup, &state_name, shape, DType::F32, state.start)?;
+            if let Some(part) = part.filter(|_| !state.single) {
+                main.program.var_mut(made).division = Some(part);
+                let filled = startup.program.var_named(&state_name)?;
+                startup.program.var_mut(filled).division = Some(part);
+            }
+            kept.push(made);
         }
         let mut call = main
             .named_op(update.op())?

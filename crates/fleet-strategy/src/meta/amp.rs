@@ -15,7 +15,6 @@
 //! bfloat16 (`use_pure_bf16`) has the range of 32-bit floats, so the loss is not scaled. Regions
 //! (`fp16_guard`) have an effect in the pure modes only, as documented.
 
-use super::sharding::any_of_owners;
 use super::{Applies, Facts, Named, Strategy, WithServers};
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
@@ -27,6 +26,7 @@ use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_nn::optimizer::SkipUpdate;
 use fleet_ops::{AmpClass, Emit, Meta, Registry};
 use fleet_ops::{
+    comm::reduce,
     math::{cast, elementwise},
     optimizer::{check_finite_and_unscale, update_loss_scaling},
 };
@@ -114,7 +114,7 @@ impl Strategy for Amp {
     }
 
     fn encode(&self, job: &mut Job<'_>) -> Result<()> {
-        if job.ranks.count == 1 || job.at.block != Program::ROOT {
+        if job.copies() == 1 || job.at.block != Program::ROOT {
             return Ok(());
         }
         let mut removed = Vec::new();
@@ -165,7 +165,8 @@ pub(crate) fn unscale(job: &mut Job<'_>, grads: &[VarId]) -> Result<Option<VarId
         false => None,
     };
     let skipped = counter(SKIPPED_STEPS)?;
-    let shards = job.shards.clone();
+    let owners = job.shards.as_ref().map(|shards| (shards.ring, shards.count(), false));
+    let layers = job.layers.map(|layers| (layers.ring, layers.parts, true));
     let mut emit = job.emit(OpRole::OPTIMIZE);
     let mut found = emit
         .op(&check_finite_and_unscale::DEF)
@@ -174,8 +175,9 @@ pub(crate) fn unscale(job: &mut Job<'_>, grads: &[VarId]) -> Result<Option<VarId
         .outputs("Out", grads)
         .named("find_infinite_scale.tmp")
         .one("FoundInfinite")?;
-    if let Some(shards) = &shards {
-        found = any_of_owners(&mut emit, shards, found)?;
+    let rings: Vec<(i64, usize, bool)> = owners.into_iter().chain(layers).collect();
+    if !rings.is_empty() {
+        found = any_rank(&mut emit, &rings, found)?;
     }
     if let Some((good, bad)) = counters {
         emit.op(&update_loss_scaling::DEF)
@@ -258,6 +260,24 @@ fn unmatched(configs: &AmpConfig, program: &Program, problems: &mut Vec<Problem>
             problems.push(Problem::warning(path, message));
         }
     }
+}
+
+/// Emits whether a condition is true on any rank of these rings: (ring, ranks, whether the compute
+/// lane uses it).
+fn any_rank(emit: &mut Emit<'_>, rings: &[(i64, usize, bool)], condition: VarId) -> Result<VarId> {
+    let cast = |emit: &mut Emit<'_>, from: VarId, to: DType| {
+        // Named, because the variables of collectives must have the same names on all ranks.
+        let call = emit.op(&cast::DEF).input("X", from).attr("out_dtype", to);
+        call.named("found_infinite.tmp").one("Out")
+    };
+    let number = cast(emit, condition, DType::I32)?;
+    for (ring, ranks, in_compute) in rings {
+        let call = emit.op(&reduce::ALL_MAX).input("X", number).output("Out", number);
+        let call = call.attr("ring_id", *ring).attr("nranks", *ranks);
+        let call = call.attr("use_calc_stream", *in_compute);
+        call.attr("label", "gradients are finite").done()?;
+    }
+    cast(emit, number, DType::Bool)
 }
 
 /// Variable of the loss scale.

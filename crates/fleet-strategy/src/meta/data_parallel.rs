@@ -13,6 +13,7 @@
 use super::{Applies, Facts, Strategy, trains_alone};
 use crate::buckets::{self, Item};
 use crate::effective::Effective;
+use crate::grid::{Axis, Grid};
 use crate::job::{Job, prepend};
 use fleet_base::Result;
 use fleet_config::Problem;
@@ -66,14 +67,20 @@ impl Strategy for DataParallel {
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
-        let (copies, count) = (strategy.hybrid_configs().dp_degree(), facts.ranks.count);
-        if copies > 0 && copies as usize != count && !strategy.sharding() {
-            let field = "hybrid_configs.dp_degree".to_string();
-            let ranks = if facts.servers.is_some() { "workers trains" } else { "ranks holds" };
-            let each = format!("each of the {count} {ranks} a copy of the model");
-            return Applies::Refused(field.clone(), format!("{field} is {copies}, but {each}"));
-        }
-        match count {
+        let (asked, count) = (strategy.hybrid_configs().dp_degree(), facts.ranks.count);
+        let grid = match Grid::of(strategy, count) {
+            Ok(grid) if facts.servers.is_none() || grid.degree(Axis::Data) == count => grid,
+            _ if asked > 0 && asked as usize != count && !strategy.sharding() => {
+                let field = "hybrid_configs.dp_degree".to_string();
+                let ranks = if facts.servers.is_some() { "workers trains" } else { "ranks holds" };
+                let each = format!("each of the {count} {ranks} a copy of the model");
+                return Applies::Refused(field.clone(), format!("{field} is {asked}, but {each}"));
+            }
+            // The strategy with the wrong degree reports it.
+            _ => Grid::new([1, 1, 1, count]),
+        };
+        match grid.copies(facts.ranks.rank).2 {
+            1 if count > 1 => Applies::Idle("the ranks share one copy of the model".into()),
             1 => Applies::Idle("one rank: nothing to send".into()),
             _ if strategy.sharding() => {
                 Applies::Idle("sharding sends gradients to the owners of parameters".into())
@@ -81,6 +88,9 @@ impl Strategy for DataParallel {
             ranks if trains_alone(strategy) => Applies::Yes(format!(
                 "{ranks} ranks start with equal parameters and train alone, so no gradient is \
                      sent"
+            )),
+            copies if copies < count => Applies::Yes(format!(
+                "{copies} copies of the model: gradients are summed over them"
             )),
             ranks => Applies::Yes(format!("{ranks} ranks: gradients are summed over all of them")),
         }
@@ -123,7 +133,7 @@ impl Strategy for DataParallel {
     }
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
-        let (ring, nranks) = (job.world_rings()[0], job.ranks.count);
+        let (ring, nranks) = (job.world_rings()[0], job.copies());
         let params: Vec<VarId> = job.programs.startup.parameters().map(|(id, _)| id).collect();
         broadcast_parameters(job, &params, (ring, nranks))
     }
@@ -179,7 +189,7 @@ pub(super) fn scale_loss_gradient(job: &mut Job<'_>) -> Result<()> {
     if job.strategy.gradient_scale_configs().scale_strategy() != "avg" {
         return Ok(());
     }
-    let share = 1.0 / job.ranks.count as f64;
+    let share = 1.0 / job.copies() as f64;
     let fill = job.programs.main.root_ops().find_map(|(_, op)| {
         let fills = op.role.is_backward() && op.role.is_loss();
         fills.then(|| op.all_outputs().next()).flatten()
@@ -271,6 +281,11 @@ impl ReduceRings {
         let asked = job.strategy.hierarchical_allreduce_inter_nranks();
         let group = if asked <= 1 { job.ranks.per_node } else { asked as usize };
         let (rank, count) = (job.ranks.rank, job.ranks.count);
+        if job.copies() != count {
+            let note = "use_hierarchical_allreduce has no effect: ranks hold parts of the model";
+            job.notes.push(note.into());
+            return ReduceRings::Flat(flat);
+        }
         if group <= 1 || count <= group || !count.is_multiple_of(group) {
             job.notes.push(format!(
                 "use_hierarchical_allreduce has no effect: {count} ranks do not form several \
@@ -301,7 +316,7 @@ fn all_reduce(
     vars: &[VarId],
     label: &str,
 ) -> Result<Vec<OpId>> {
-    let count = job.ranks.count;
+    let count = job.copies();
     let mut emit = job.emit(OpRole::BACKWARD);
     let mut call = |def: &'static OpDef, ring: i64, nranks: usize| {
         emit_collective(&mut emit, def, vars, (ring, nranks), label)
@@ -339,7 +354,7 @@ pub(super) fn gather_rows(
     ring: i64,
     placed: &mut Vec<(Vec<VarId>, Vec<OpId>)>,
 ) -> Result<()> {
-    let (count, block) = (job.ranks.count, job.at.block);
+    let (count, block) = (job.copies(), job.at.block);
     for at in 0..job.grads.len() {
         let grad = job.grads[at].1;
         if !job.is_sparse(grad) {

@@ -29,8 +29,9 @@ impl Strategy for Fp16AllReduce {
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
-        if facts.ranks.count == 1 {
-            return Applies::Idle("one rank: no gradient is sent".into());
+        if facts.copies(strategy) == 1 {
+            let what = if facts.ranks.count == 1 { "one rank" } else { "one copy of the model" };
+            return Applies::Idle(format!("{what}: no gradient is sent"));
         }
         if trains_alone(strategy) {
             return Applies::Idle("ranks that train alone send no gradients".into());

@@ -150,9 +150,8 @@ fn merges_at_owners(job: &Job<'_>) -> bool {
 /// Adds a gradient to its accumulator, which replaces it.
 fn accumulate(job: &mut Job<'_>, index: usize) -> Result<()> {
     let (param, grad) = job.grads[index];
-    let shape = job.programs.main.var(grad).shape;
     let name = format!("{}@GradientMerge", job.name(grad));
-    let merged = job.state(&name, DType::F32, shape, 0.0)?;
+    let merged = job.state_of(param, &name, DType::F32)?;
     let is_sparse = job.is_sparse(grad);
     let is_summed = merges_at_owners(job);
     let mut emit = job.emit(OpRole::BACKWARD);

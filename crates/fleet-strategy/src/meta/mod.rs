@@ -5,8 +5,8 @@
 //!
 //! | phase | result | strategies |
 //! | --- | --- | --- |
-//! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule; sharding: rings |
-//! | `forward` | the forward pass | AMP, synchronous batch norm |
+//! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule; sharding, layers: rings |
+//! | `forward` | the forward pass | AMP, synchronous batch norm; tensor parallelism: parts |
 //! | (the backward pass is appended) | | |
 //! | `backward` | gradients, `job.grads` | recompute; data parallel scales the loss |
 //! | `merge` | gradients of this rank and step | gradient merge: continues in conditional blocks |
@@ -37,9 +37,12 @@ pub(crate) mod recompute;
 pub(crate) mod segments;
 pub(crate) mod sharding;
 pub(crate) mod sync_batch_norm;
+mod tensor_layout;
+pub(crate) mod tensor_parallel;
 mod weight_decay;
 
 use crate::effective::Effective;
+use crate::grid::Grid;
 use crate::job::Job;
 use crate::ranks::Ranks;
 use crate::rates::Rates;
@@ -114,6 +117,7 @@ macro_rules! strategies {
 // fp16_allreduce is inside data parallel and sharding, so that casts precede sums. Gradient merge
 // is inside all of them, so that the merged gradient is sent. AMP is outside of recompute, and its
 // `forward` precedes recompute's `backward`, so that the rewritten forward pass is recomputed.
+// Tensor parallelism is innermost: its ring has the first number, and AMP casts the parts.
 strategies! {
     RawProgram = "RawProgram", Keeps: data_parallel::DataParallel;
     Sharding = "Sharding" (sharding), Keeps: sharding::Sharding;
@@ -128,6 +132,7 @@ strategies! {
     Lars = "Lars" (lars), Changes: lars::Lars;
     Lamb = "Lamb" (lamb), Changes: lamb::Lamb;
     SyncBatchNorm = "SyncBatchNorm" (sync_batch_norm), Changes: sync_batch_norm::SyncBatchNorm;
+    TensorParallel = "TensorParallel" (tensor_parallel), Keeps: tensor_parallel::TensorParallel;
 }
 
 impl fmt::Display for StrategyId {
@@ -235,6 +240,13 @@ pub struct Facts<'a> {
     pub program: &'a Program,
     /// Set in jobs with parameter servers; `ranks` are then the workers.
     pub servers: Option<ServerFacts<'a>>,
+}
+
+impl Facts<'_> {
+    /// Returns the number of ranks that train the same part of the model with other samples.
+    pub(crate) fn copies(&self, strategy: &Effective<'_>) -> usize {
+        Grid::or_copies(strategy, self.ranks.count).copies(self.ranks.rank).2
+    }
 }
 
 /// The facts about a job with parameter servers.

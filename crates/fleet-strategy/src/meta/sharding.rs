@@ -32,12 +32,7 @@ use fleet_base::{Error, Result, text};
 use fleet_config::Problem;
 use fleet_ir::{OpId, OpRole, Program, VarId};
 use fleet_nn::optimizer::{ParamGrad, SharedUpdate};
-use fleet_ops::{
-    Emit,
-    comm::{broadcast, reduce},
-    math::cast,
-};
-use fleet_tensor::DType;
+use fleet_ops::comm::{broadcast, reduce};
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
@@ -119,7 +114,8 @@ impl Strategy for Sharding {
     }
 
     fn optimizer(&self, job: &mut Job<'_>) -> Result<()> {
-        let (rank, count) = (job.ranks.rank, job.ranks.count);
+        let rank = job.ranks.rank;
+        let count = job.ranks.count;
         let grid = Grid::of(job.strategy, count)
             .map_err(|(field, reason)| Error::invalid(reason).at(field))?;
         let sharding = grid.degree(Axis::Sharding);
@@ -130,7 +126,9 @@ impl Strategy for Sharding {
         if grid.degree(Axis::Data) > 1 {
             let label = format!("copies of {sharding} shards");
             copies = Some(job.ring_along(&label, &grid, Axis::Data));
-            world = job.ring("all ranks 0", 0, 1, count);
+            let (first, stride, all) = grid.copies(rank);
+            let label = if all == count { "all ranks 0" } else { "copies 0" };
+            world = job.ring(label, first, stride, all);
         }
         job.use_world_ring(world);
         let merge = Merge::of(job.strategy);
@@ -217,7 +215,7 @@ impl Strategy for Sharding {
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
         let shards = shards(job)?;
-        let (all, world) = (job.ranks.count, job.world_rings()[0]);
+        let (all, world) = (job.copies(), job.world_rings()[0]);
         let startup = &mut job.programs.startup;
         if !shards.divides_params {
             let params: Vec<VarId> = startup.parameters().map(|(id, _)| id).collect();
@@ -387,22 +385,4 @@ fn keep_own(job: &mut Job<'_>, shards: &Shards) {
     job.grads = own;
     let moved = |it: Encoded| Some(Encoded { index: new_index[it.index]?, ..it });
     job.encoded = std::mem::take(&mut job.encoded).into_iter().filter_map(moved).collect();
-}
-
-/// Emits whether a condition is true on any owner of a group.
-pub(super) fn any_of_owners(
-    emit: &mut Emit<'_>,
-    shards: &Shards,
-    condition: VarId,
-) -> Result<VarId> {
-    let cast = |emit: &mut Emit<'_>, from: VarId, to: DType| {
-        // Named, because the variables of collectives must have the same names on all ranks.
-        let call = emit.op(&cast::DEF).input("X", from).attr("out_dtype", to);
-        call.named("found_infinite.tmp").one("Out")
-    };
-    let number = cast(emit, condition, DType::I32)?;
-    let call = emit.op(&reduce::ALL_MAX).input("X", number).output("Out", number);
-    let call = call.attr("ring_id", shards.ring).attr("nranks", shards.count());
-    call.attr("label", "gradients are finite").done()?;
-    cast(emit, number, DType::Bool)
 }

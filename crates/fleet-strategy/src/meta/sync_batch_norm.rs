@@ -16,12 +16,15 @@ impl Strategy for SyncBatchNorm {
         WithServers::Refused("workers do not communicate with each other")
     }
 
-    fn applies(&self, _: &Effective<'_>, facts: &Facts<'_>) -> Applies {
+    fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
         let count = norms(facts.program).len();
         let program = facts.program;
         let all = program.block_ids().flat_map(|block| program.block_ops(block));
         let in_branches = all.filter(|(_, op)| measures(op)).count() - count;
-        match (facts.ranks.count, count) {
+        match (facts.copies(strategy), count) {
+            (1, _) if facts.ranks.count > 1 => {
+                Applies::Idle("one copy of the model: its batch is the whole batch".into())
+            }
             (1, _) => Applies::Idle("one rank: its batch is the whole batch".into()),
             _ if in_branches > 0 => Applies::Refused(
                 self.switch().into(),
@@ -37,10 +40,10 @@ impl Strategy for SyncBatchNorm {
     }
 
     fn forward(&self, job: &mut Job<'_>) -> Result<()> {
-        let nranks = job.ranks.count;
+        let (first, stride, nranks) = job.grid.copies(job.ranks.rank);
         // Created first, so that ring 0 is always the gradients' ring.
         job.world_rings();
-        let ring = job.ring("batch norm", 0, 1, nranks);
+        let ring = job.ring("batch norm", first, stride, nranks);
         let found = norms(&job.programs.main);
         let main = &mut job.programs.main;
         let mut ops = main.block(Program::ROOT).ops().to_vec();

@@ -17,5 +17,6 @@ mod rules;
 mod servers;
 mod sharding;
 mod tables;
+mod tensor_parallel;
 mod wire;
 mod world;

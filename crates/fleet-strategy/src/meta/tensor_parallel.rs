@@ -1,0 +1,163 @@
+//! Tensor parallelism: ranks divide layers, so that each has a part of their parameters and
+//! computes a part of their results. `mp_degree` neighbouring ranks train one copy of the model,
+//! with the same samples.
+//!
+//! Parameters that ranks may divide are marked by the model (`Var::division`). Without a degree
+//! above 1, a mark has no effect.
+//!
+//! Rings: 0 connects the ranks that share layers. Copies of the model are connected as in data
+//! parallelism, over ring 2.
+//!
+//! * forward: each op computes on its rank's part (see `tensor_layout.rs`). The ops of ring 0 run
+//!   in the compute lane, because compute waits for each of them.
+//! * backward, communicate: gradients of divided parameters stay with their ranks. Those of whole
+//!   parameters are the same on all ranks of ring 0. Data parallelism and sharding sum both over
+//!   the copies.
+//! * unscale, update: norms of gradients and the check for finite ones include all parts.
+//! * startup: a rank makes the first values of its parts only. They are those of the whole
+//!   parameters. Whole parameters are those of the first rank.
+
+use super::data_parallel::broadcast_parameters;
+use super::tensor_layout;
+use super::{Applies, Conflict, Facts, Strategy, StrategyId, WithServers};
+use crate::effective::Effective;
+use crate::grid::{Axis, Grid};
+use crate::job::{Job, Layers};
+use fleet_base::{Error, Result};
+use fleet_config::Problem;
+use fleet_ir::{Program, VarId};
+use fleet_nn::optimizer::{DividedUpdate, OptimizerDesc};
+use fleet_ops::Registry;
+
+pub struct TensorParallel;
+
+impl Strategy for TensorParallel {
+    fn wanted(&self, strategy: &Effective<'_>) -> bool {
+        Grid::field(strategy, Axis::Tensor).is_some_and(|(_, degree)| degree > 1)
+    }
+
+    fn conflicts(&self) -> &'static [Conflict] {
+        &[
+            (StrategyId::LocalSgd, "ranks that share layers cannot train alone"),
+            (StrategyId::AdaptiveLocalSgd, "ranks that share layers cannot train alone"),
+            (StrategyId::Dgc, "dgc selects the largest elements of whole gradients"),
+            (StrategyId::Lars, NORMS),
+            (StrategyId::Lamb, NORMS),
+        ]
+    }
+
+    fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
+        let configs = strategy.tensor_parallel_configs();
+        let degree = configs.tensor_parallel_degree();
+        let path = "tensor_parallel_configs.tensor_parallel_degree";
+        if degree > 1 && !strategy.tensor_parallel() {
+            let problem = Problem::error(path, format!("{degree} ranks share no layers"))
+                .why("tensor_parallel is off")
+                .help("set tensor_parallel to true, or use hybrid_configs.mp_degree");
+            problems.push(problem);
+        }
+        if strategy.tensor_parallel() && Grid::field(strategy, Axis::Tensor).is_none() {
+            let problem = Problem::warning("tensor_parallel", "has no effect without a degree")
+                .why("one rank has all of a layer")
+                .help(format!("set {path} to the number of ranks that share layers"));
+            problems.push(problem);
+        }
+        if configs.tensor_init_seed.is_some() {
+            let path = "tensor_parallel_configs.tensor_init_seed";
+            let problem = Problem::warning(path, "has no effect")
+                .why("parts have the first values of whole parameters, by the program's seed")
+                .help("remove it");
+            problems.push(problem);
+        }
+    }
+
+    fn with_servers(&self) -> WithServers {
+        WithServers::Refused("servers hold the parameters")
+    }
+
+    fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
+        let field = Grid::field(strategy, Axis::Tensor).map(|(field, _)| field);
+        let field = field.unwrap_or_else(|| "hybrid_configs.mp_degree".into());
+        let parts = match Grid::of(strategy, facts.ranks.count) {
+            Ok(grid) => grid.degree(Axis::Tensor),
+            Err((field, reason)) => return Applies::Refused(field, reason),
+        };
+        let divided = marked(facts.program);
+        if divided.is_empty() {
+            let reason = format!(
+                "{parts} ranks share layers, but no parameter of the program may be divided: mark \
+                 layers with Fc::split, Embedding::split_vocabulary, TransformerLayer::split"
+            );
+            return Applies::Refused(field, reason);
+        }
+        if let Some(rule) = rule_of_norms(facts.optimizer) {
+            return Applies::Refused(
+                field,
+                format!("{rule} conflicts with {parts} ranks that share layers: {NORMS}"),
+            );
+        }
+        Applies::Yes(format!("{parts} ranks share layers, and divide {} parameters", divided.len()))
+    }
+
+    fn optimizer(&self, job: &mut Job<'_>) -> Result<()> {
+        let grid = Grid::of(job.strategy, job.ranks.count)
+            .map_err(|(field, reason)| Error::invalid(reason).at(field))?;
+        let parts = grid.degree(Axis::Tensor);
+        let ring = job.ring_along(&format!("parts of layers, {parts}"), &grid, Axis::Tensor);
+        let part = grid.place(Axis::Tensor, job.ranks.rank);
+        job.layers = Some(Layers { ring, part, parts });
+        job.at.divided = Some(DividedUpdate { ring, nranks: parts });
+        // Rings of copies have the documented number.
+        job.reserve_rings(if job.strategy.sharding() { 1 } else { FIRST_COPIES_RING });
+        Ok(())
+    }
+
+    fn forward(&self, job: &mut Job<'_>) -> Result<()> {
+        let layers = layers(job)?;
+        if job.updates.is_some() {
+            return Err(Error::unsupported("tensor parallelism of a program that has updates")
+                .help("let the strategy's minimize add gradients and updates"));
+        }
+        job.whole = Some(job.programs.main.clone());
+        let made = tensor_layout::divide(job.programs, job.registry, layers, job.loss)?;
+        job.notes.push(format!(
+            "tensor parallelism: rank {} of {} has a part of {} of {} parameters; the forward pass \
+             sums {} values over ranks",
+            layers.part, layers.parts, made.divided, made.params, made.sums
+        ));
+        Ok(())
+    }
+
+    fn startup(&self, job: &mut Job<'_>) -> Result<()> {
+        let layers = layers(job)?;
+        let startup = &job.programs.startup;
+        let whole =
+            startup.parameters().filter(|(_, var)| var.division.is_none_or(|it| !it.is_part()));
+        let whole: Vec<VarId> = whole.map(|(id, _)| id).collect();
+        broadcast_parameters(job, &whole, (layers.ring, layers.parts))
+    }
+}
+
+const NORMS: &str = "it needs norms of whole parameters, of which each rank has a part";
+
+/// The documented number of the first ring of copies; 1 is that of sharding.
+const FIRST_COPIES_RING: i64 = 2;
+
+fn layers(job: &Job<'_>) -> Result<Layers> {
+    job.layers.ok_or_else(|| Error::internal("tensor parallelism has no ring"))
+}
+
+/// Returns the parameters that ranks may divide.
+fn marked(program: &Program) -> Vec<VarId> {
+    program.parameters().filter(|(_, var)| var.division.is_some()).map(|(id, _)| id).collect()
+}
+
+/// Returns the rule of an optimizer that needs more of a parameter than single elements.
+fn rule_of_norms(optimizer: &OptimizerDesc) -> Option<&'static str> {
+    let rules = [Some(optimizer), optimizer.rows.as_deref()];
+    let is_elementwise = |name: &&str| {
+        let def = Registry::standard().find(name);
+        def.is_some_and(|def| def.traits.elementwise || def.traits.elementwise_unpadded)
+    };
+    rules.into_iter().flatten().map(|it| it.rule.op()).find(|name| !is_elementwise(name))
+}
