@@ -150,7 +150,9 @@ impl GradClip {
                 for at in wanted {
                     if is_part(emit.program, grads[at].param) {
                         let own = grads[at];
-                        let scale = global_scale(emit, &[own], &[own.param], ranks, limit)?;
+                        // The owner of the gradient clips it, with the ranks that have its parts.
+                        let parts = NormRanks { shared: None, ..ranks };
+                        let scale = global_scale(emit, &[own], &[own.param], parts, limit)?;
                         let call = emit.named_op("elementwise_mul")?.input("X", own.grad);
                         grads[at].grad = call.input("Y", scale).one("Out")?;
                         continue;

@@ -146,7 +146,7 @@ fn refuse_conflicts(strategy: &Effective<'_>, own: Vec<Decision>) -> Vec<Decisio
 fn decide_one(one: &dyn Strategy, strategy: &Effective<'_>, facts: &Facts<'_>) -> Decision {
     let mut problems = Vec::new();
     one.check(strategy, &mut problems);
-    let switch = one.switch().to_string();
+    let switch = one.field(strategy);
     let error = problems.into_iter().find(Problem::is_error);
     let answer = facts.servers.map_or(WithServers::Applies, |_| one.with_servers());
     let (field, verdict, reason) = match (error, one.idle(strategy), answer) {

@@ -109,7 +109,8 @@ message! {
         /// Workers that share a layer.
         tensor_parallel_degree(1): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
         /// Seed of divided parameters; -1 for the program's seed.
-        tensor_init_seed(2): optional int32 = "-1";
+        tensor_init_seed(2): optional int32 = "-1",
+            ignored "parts have the first values of whole parameters, by the program's seed";
     }
 
     /// Quantisation-aware training.

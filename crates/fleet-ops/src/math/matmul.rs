@@ -238,9 +238,9 @@ fn divide_product(
             }
             None => Err(d.unsupported("does not divide an input that it flattens")),
         },
-        (Some((Role::Summed, _)), None) => Err(d
-            .unsupported("needs rows of Y for the columns that a rank has of X")
-            .help("divide the rows of the weight (Split::Rows)")),
+        (Some((Role::Summed, _)), None) => {
+            Err(d.unsupported("needs rows of Y for the columns that a rank has of X"))
+        }
         (Some((Role::Result(axis), groups)), None) => d.set("Out", result(axis, groups)),
         (None, Some((Role::Result(axis), groups))) => d.set("Out", result(axis, groups)),
         (Some((Role::Result(axis), groups)), Some((Role::Result(other), of_y)))

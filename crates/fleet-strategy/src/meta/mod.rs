@@ -179,6 +179,10 @@ pub trait Strategy: Named + Sync {
     fn wanted(&self, strategy: &Effective<'_>) -> bool {
         strategy.is_on(self.switch())
     }
+    /// Returns the field that requests it.
+    fn field(&self, _: &Effective<'_>) -> String {
+        self.switch().to_string()
+    }
     /// Returns the strategies that conflict with this one. Of two strategies, one declares it.
     fn conflicts(&self) -> &'static [Conflict] {
         &[]

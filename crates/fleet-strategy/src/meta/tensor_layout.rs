@@ -153,7 +153,7 @@ impl Pass {
         let parts = self.layers.parts;
         error.at(main.describe_op(id)).at(format!("'{name}', divided among {parts} ranks")).help(
             "take the split off the layer that makes this variable, or end the divided part with \
-             a layer that is split by rows",
+             a layer that is split by rows (Split::Rows)",
         )
     }
 

@@ -19,7 +19,7 @@
 
 use super::data_parallel::broadcast_parameters;
 use super::tensor_layout;
-use super::{Applies, Conflict, Facts, Strategy, StrategyId, WithServers};
+use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId, WithServers};
 use crate::effective::Effective;
 use crate::grid::{Axis, Grid};
 use crate::job::{Job, Layers};
@@ -34,6 +34,13 @@ pub struct TensorParallel;
 impl Strategy for TensorParallel {
     fn wanted(&self, strategy: &Effective<'_>) -> bool {
         Grid::field(strategy, Axis::Tensor).is_some_and(|(_, degree)| degree > 1)
+    }
+
+    fn field(&self, strategy: &Effective<'_>) -> String {
+        match Grid::field(strategy, Axis::Tensor) {
+            Some((field, _)) => field,
+            None => self.switch().to_string(),
+        }
     }
 
     fn conflicts(&self) -> &'static [Conflict] {
@@ -62,13 +69,6 @@ impl Strategy for TensorParallel {
                 .help(format!("set {path} to the number of ranks that share layers"));
             problems.push(problem);
         }
-        if configs.tensor_init_seed.is_some() {
-            let path = "tensor_parallel_configs.tensor_init_seed";
-            let problem = Problem::warning(path, "has no effect")
-                .why("parts have the first values of whole parameters, by the program's seed")
-                .help("remove it");
-            problems.push(problem);
-        }
     }
 
     fn with_servers(&self) -> WithServers {
@@ -76,8 +76,7 @@ impl Strategy for TensorParallel {
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
-        let field = Grid::field(strategy, Axis::Tensor).map(|(field, _)| field);
-        let field = field.unwrap_or_else(|| "hybrid_configs.mp_degree".into());
+        let field = self.field(strategy);
         let parts = match Grid::of(strategy, facts.ranks.count) {
             Ok(grid) => grid.degree(Axis::Tensor),
             Err((field, reason)) => return Applies::Refused(field, reason),

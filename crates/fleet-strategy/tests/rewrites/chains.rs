@@ -169,7 +169,7 @@ fn the_strategy_is_checked_first() {
     assert_eq!(plan.warnings.len(), 1, "{:?}", plan.warnings);
 }
 
-/// Unsupported degrees of a grid are refused.
+/// Degrees of a grid that do not fit are refused.
 #[test]
 fn grids_are_refused() {
     let hybrid = |config| DistributedStrategy::new().with_hybrid_configs(config);
@@ -179,7 +179,7 @@ fn grids_are_refused() {
     };
     check(
         hybrid(HybridConfig::default().with_mp_degree(2)),
-        "hybrid_configs.mp_degree: 2 is not supported",
+        "no parameter of the program may be divided",
     );
     check(hybrid(HybridConfig::default().with_dp_degree(4)), "dp_degree is 4, but each of the 2");
     let fits = hybrid(HybridConfig::default().with_dp_degree(2));

@@ -90,12 +90,14 @@ impl Mode {
     }
 }
 
-/// A network with something for every strategy: a large layer and batch norm.
+/// A network with something for every strategy: a large layer, batch norm, and layers that ranks may
+/// divide.
 fn network(net: &Net) -> VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
     let hidden = x.fc(Fc::new(160).act(Act::Tanh)).batch_norm(BatchNorm::new());
-    hidden.fc(Fc::new(160).act(Act::Tanh)).fc(1).mse_loss(y, Reduction::Mean).id()
+    let wide = hidden.fc(Fc::new(160).act(Act::Tanh).split(Split::Columns));
+    wide.fc(Fc::new(1).split(Split::Rows)).mse_loss(y, Reduction::Mean).id()
 }
 
 fn optimizers() -> Vec<(&'static str, OptimizerDesc)> {
@@ -127,7 +129,9 @@ fn value(case: &Case) -> Value {
             [".b_0"].into()
         }
         "sharding_configs.stage" | "sharding_configs.dp_degree" => 2.into(),
-        "sharding_configs.sharding_degree" => 4.into(),
+        "sharding_configs.mp_degree" | "hybrid_configs.mp_degree" => 2.into(),
+        "tensor_parallel_configs.tensor_parallel_degree" => 2.into(),
+        "sharding_configs.sharding_degree" | "hybrid_configs.sharding_degree" => 4.into(),
         "gradient_scale_configs.scale_strategy" => "sum".into(),
         "fp16_allreduce_dtype" => "bfloat16".into(),
         "a_sync_configs.non_finite" => "count".into(),
@@ -155,6 +159,9 @@ fn assigned(mode: Mode, case: &Case) -> Option<DistributedStrategy> {
                 _ => configs,
             })
         }
+        (_, "tensor_parallel") => mode.base().with_tensor_parallel_configs(
+            fleet_strategy::TensorParallelConfig::default().with_tensor_parallel_degree(2),
+        ),
         (_, "fp16_allreduce_dtype") => mode.base().with_fp16_allreduce(true),
         (_, "hierarchical_allreduce_inter_nranks") => {
             mode.base().with_use_hierarchical_allreduce(true)

@@ -15,6 +15,12 @@ fn normalised(net: &Net) -> fleet_ir::VarId {
     hidden.fc(Fc::new(256).act(Act::Tanh)).fc(1).mse_loss(y, Reduction::Mean).id()
 }
 
+/// A network with layers that ranks may divide.
+fn divisible(net: &Net) -> fleet_ir::VarId {
+    let x = net.data("x", [-1, 6], DType::F32);
+    x.fc(Fc::new(8).split(Split::Columns)).fc(Fc::new(8).split(Split::Rows)).mean().id()
+}
+
 /// A layer of four megabytes between two small ones.
 fn wide(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
@@ -36,6 +42,7 @@ fn network(path: &str) -> Network {
         "dgc" | "dgc_configs" | "sync_batch_norm" => normalised,
         "fuse_grad_size_in_MB" => wide,
         "amp_configs" => unlisted,
+        "hybrid_configs" | "tensor_parallel" | "tensor_parallel_configs" => divisible,
         _ => mlp,
     }
 }
@@ -205,6 +212,9 @@ fn what_is_marked_as_refused_is_refused() {
 
 /// Returns the strategy with the switches that a message needs.
 pub fn switched_on(strategy: DistributedStrategy, path: &str) -> DistributedStrategy {
+    if path == "hybrid_configs.sharding_degree" {
+        return strategy.with_sharding(true);
+    }
     match path.split_once('.').map_or("", |(message, _)| message) {
         "" | "build_strategy" | "execution_strategy" | "gradient_scale_configs" => strategy,
         "hybrid_configs" | "a_sync_configs" | "fs_client_param" => strategy,
@@ -216,6 +226,7 @@ pub fn switched_on(strategy: DistributedStrategy, path: &str) -> DistributedStra
         "lars_configs" => strategy.with_lars(true),
         "lamb_configs" => strategy.with_lamb(true),
         "sharding_configs" => strategy.with_sharding(true),
+        "tensor_parallel_configs" => strategy.with_tensor_parallel(true),
         "recompute_configs" => strategy.use_recompute(["fc_0.tmp_2", "fc_1.tmp_2"]),
         other => panic!("{other} has neither a mark nor a test"),
     }
@@ -229,6 +240,8 @@ const ANCHORED_LATER: &str = concat!(
     "sharding=true sharding_configs={\"sharding_segment_strategy\":\"segment_anchors\",",
     "\"segment_anchors\":[\"fc_1.tmp_2\"]}"
 );
+
+const PARTS: &str = r#"tensor_parallel=true tensor_parallel_configs={"tensor_parallel_degree":2}"#;
 
 /// Fields that need more than a switch: pairs of strategies that differ in them.
 #[rustfmt::skip]
@@ -264,6 +277,9 @@ const PAIRS: &[(&str, &str, &str)] = &[
         r#"lamb=true lamb_configs={"exclude_from_weight_decay":["fc_0.w_0"]}"#),
     ("fp16_allreduce_dtype", "fp16_allreduce=true",
         "fp16_allreduce=true fp16_allreduce_dtype=bfloat16"),
+    ("tensor_parallel", "", PARTS),
+    ("tensor_parallel_configs.tensor_parallel_degree", "", PARTS),
+    ("hybrid_configs.mp_degree", "", r#"hybrid_configs={"mp_degree":2}"#),
     ("sharding_configs.hybrid_dp", "sharding=true",
         r#"sharding=true sharding_configs={"sharding_degree":4,"hybrid_dp":true}"#),
     ("sharding_configs.stage", "sharding=true", r#"sharding=true sharding_configs={"stage":1}"#),

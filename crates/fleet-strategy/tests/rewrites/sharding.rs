@@ -213,7 +213,7 @@ fn degrees_that_do_not_multiply_are_refused() {
     check(of(2).with_dp_degree(3), 4, "4 ranks: got sharding_degree 2 x dp_degree 3");
     check(of(3).with_hybrid_dp(true), 4, "do not multiply to the job's 4 ranks");
     check(ShardingConfig::default().with_dp_degree(3), 4, "got dp_degree 3");
-    check(ShardingConfig::default().with_mp_degree(2), 4, "mp_degree: 2 is not supported");
+    check(ShardingConfig::default().with_mp_degree(3), 4, "4 ranks: got mp_degree 3");
     check(ShardingConfig::default().with_pp_degree(2), 4, "pp_degree: 2 is not supported");
 }
 

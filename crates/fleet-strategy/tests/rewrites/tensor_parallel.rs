@@ -1,13 +1,16 @@
 //! Tensor parallelism: program text, first values that are slices of the whole, and results that
 //! are those of one process.
 
-use crate::world::{batch, services};
+use crate::world::{batch, rewritten, services};
 use fleet_base::Result;
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::{Program, VarId};
 use fleet_nn::models::{BertConfig, GptConfig, bert_mlm, gpt};
+use fleet_nn::optimizer::Rule;
 use fleet_nn::prelude::*;
-use fleet_strategy::{DistributedStrategy, HybridConfig, Plan, Ranks, minimize};
+use fleet_strategy::{
+    AmpConfig, DistributedStrategy, HybridConfig, Plan, Ranks, ShardingConfig, minimize,
+};
 use fleet_tensor::Tensor;
 use fleet_testkit::local;
 use std::collections::BTreeMap;
@@ -264,6 +267,9 @@ fn check(
             let of_parts = whole(copy, |rank| &rank.first);
             let differs = first.iter().find(|(name, value)| of_parts[*name] != **value);
             assert!(differs.is_none(), "{what}: first values of {:?}", differs.map(|it| it.0));
+            // Sums over steps are those of a copy's own samples.
+            let is_own = |name: &String| *copies > 1 && name.ends_with("@GradientMerge");
+            let last = last.clone().into_iter().filter(|(name, _)| !is_own(name)).collect();
             assert_near(&whole(copy, |rank| &rank.kept), &last, limit, &what);
             let size = |rank: &Rank| rank.kept.values().map(|it| it.1.len()).sum::<usize>();
             assert!(size(&copy[0]) < size(&plain[0]), "{what}: a rank has a part");
@@ -309,4 +315,207 @@ fn bert_is_that_of_one_rank() {
 fn dropout_is_that_of_one_rank() {
     let model = Model { network: gpt_dropout, feed: sentences };
     check("dropout", model, &momentum(), &DistributedStrategy::new(), &PLACES[..3], NEAR);
+}
+
+/// Every optimizer that computes element by element, with each clip and decay.
+fn optimizers() -> Vec<(&'static str, OptimizerDesc)> {
+    let decay = Regularizer::L2(0.01);
+    vec![
+        ("sgd", Sgd::new(0.02).grad_clip(GradClip::GlobalNorm(0.1)).into()),
+        ("momentum", Momentum::new(0.02, 0.9).weight_decay(decay).into()),
+        ("nesterov", Momentum::new(0.02, 0.9).use_nesterov(true).into()),
+        ("norm", Momentum::new(0.02, 0.9).grad_clip(GradClip::Norm(0.02)).into()),
+        ("adam", Adam::new(0.002).grad_clip(GradClip::GlobalNorm(0.1)).into()),
+        ("adamw", AdamW::new(0.002).grad_clip(GradClip::Norm(0.1)).into()),
+        ("adamax", Adamax::new(0.002).weight_decay(Regularizer::L1(0.01)).into()),
+        ("adagrad", Adagrad::new(0.002).grad_clip(GradClip::value(0.01)).into()),
+        ("adadelta", Adadelta::new(0.1).grad_clip(GradClip::GlobalNorm(0.1)).into()),
+        ("rmsprop", RmsProp::new(0.001).into()),
+    ]
+}
+
+/// Rules that divide by a root of the gradient's square amplify the rounding of small gradients.
+fn limit_of(optimizer: &OptimizerDesc) -> f32 {
+    match optimizer.rule {
+        Rule::Sgd(_) | Rule::Momentum(_) => NEAR,
+        _ => 50.0 * NEAR,
+    }
+}
+
+/// The strategies that tensor parallelism can be combined with.
+fn with(name: &str) -> DistributedStrategy {
+    let strategy = DistributedStrategy::new();
+    let amp = AmpConfig::default().with_init_loss_scaling(256.0);
+    match name {
+        "plain" => strategy,
+        "amp" => strategy.use_amp(amp),
+        "bf16" => strategy.use_amp(amp.with_use_pure_bf16(true)),
+        "recompute" => strategy.use_recompute(["fc_0.tmp_2", "fc_2.tmp_2"]),
+        "merge" => strategy.use_gradient_merge(2),
+        "unfused" => strategy.with_fuse_all_reduce_ops(false),
+        other => panic!("no strategy {other}"),
+    }
+}
+
+/// Sums of 16-bit numbers are rounded once on each rank.
+fn tolerance(strategy: &str, optimizer: &OptimizerDesc) -> f32 {
+    match strategy {
+        "amp" => limit_of(optimizer).max(1e-2),
+        "bf16" => limit_of(optimizer).max(1e-1),
+        _ => limit_of(optimizer),
+    }
+}
+
+#[test]
+fn every_optimizer_and_strategy() {
+    for strategy in ["plain", "amp", "bf16", "recompute", "merge", "unfused"] {
+        for (name, optimizer) in optimizers() {
+            let what = format!("{strategy}, {name}");
+            let limit = tolerance(strategy, &optimizer);
+            check(&what, LAYERS, &optimizer, &with(strategy), &[(2, 1), (3, 2)], limit);
+        }
+    }
+}
+
+/// Ranks that share layers divide the state of their parts further.
+#[test]
+fn sharding_of_parts() {
+    for stage in [1, 2, 3] {
+        for (name, optimizer) in optimizers() {
+            let plain = train(LAYERS, &optimizer, &DistributedStrategy::new(), (1, 1), STEPS);
+            let last = whole(&plain, |rank| &rank.kept);
+            let configs = ShardingConfig::default().with_stage(stage).with_mp_degree(2);
+            let strategy = DistributedStrategy::new().use_sharding(configs.with_sharding_degree(2));
+            let ranks = train(LAYERS, &optimizer, &strategy, (2, 2), STEPS);
+            let what = format!("stage {stage}, {name}");
+            assert_near(&whole(&ranks, |rank| &rank.kept), &last, limit_of(&optimizer), &what);
+        }
+    }
+}
+
+fn refused(model: Model, strategy: &DistributedStrategy, optimizer: &OptimizerDesc) -> String {
+    let ranks = Ranks::new(0, 8);
+    match rewritten(model.network, optimizer, strategy, ranks) {
+        Ok(_) => panic!("not refused"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn what_cannot_be_divided_is_refused() {
+    let check = |network: fn(&Net) -> VarId, strategy: DistributedStrategy, parts: &[&str]| {
+        let error = refused(Model { network, feed: rows }, &strategy, &momentum());
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    };
+    let plain = DistributedStrategy::new;
+    check(crate::world::mlp, split(plain(), 2), &["mp_degree", "no parameter of the program"]);
+    check(layers, split(plain(), 3), &["multiply to the job's 8 ranks: got mp_degree 3"]);
+    let odd = |net: &Net| {
+        let x = net.data("x", [-1, 6], DType::F32);
+        x.fc(Fc::new(9).split(Split::Columns)).fc(Fc::new(1).split(Split::Rows)).mean().id()
+    };
+    check(
+        odd,
+        split(plain(), 2),
+        &["cannot divide parameter 'fc_0.w_0'", "multiple of 2", "[6, 9]"],
+    );
+    let heads = |net: &Net| {
+        let x = net.data("x", [-1, 4, 12], DType::F32);
+        let attention = MultiHeadAttention::new(3).split_heads();
+        x.multi_head_attention(attention).mean().id()
+    };
+    check(heads, split(plain(), 2), &["reshape2", "2 ranks can divide", "linear_0.tmp_1", "split"]);
+    let unknown = |net: &Net| {
+        let x = net.data("x", [-1, 6], DType::F32);
+        x.fc(Fc::new(8).split(Split::Columns)).cumsum(1).mean().id()
+    };
+    check(unknown, split(plain(), 2), &["cumsum", "does not compute on parts", "fc_0.tmp_1"]);
+    let loss = |net: &Net| {
+        let x = net.data("x", [-1, 6], DType::F32);
+        x.fc(Fc::new(8).split(Split::Columns)).mean().id()
+    };
+    check(
+        loss,
+        split(plain(), 2),
+        &["mean does not reduce the divided dimension", "split by rows"],
+    );
+    let whole_rows = |net: &Net| {
+        let x = net.data("x", [-1, 6], DType::F32);
+        x.fc(Fc::new(8).split(Split::Columns)).fc(4).mean().id()
+    };
+    check(whole_rows, split(plain(), 2), &["needs rows of Y", "Split::Rows"]);
+    for (strategy, part) in [
+        (plain().with_localsgd(true), "localsgd"),
+        (plain().with_dgc(true), "dgc"),
+        (plain().with_lars(true), "lars"),
+    ] {
+        check(layers, split(strategy, 2), &["tensor_parallel conflicts with", part]);
+    }
+    let lamb = Lamb::new(0.01).into();
+    let error = refused(LAYERS, &split(plain(), 2), &lamb);
+    assert!(error.contains("lamb conflicts with 2 ranks that share layers"), "{error}");
+}
+
+/// Returns the ops that communicate: name, ring, and number of ranks.
+fn communication(program: &Program) -> Vec<String> {
+    let ops = program.root_ops().map(|(_, op)| op);
+    ops.filter(|op| op.attr("ring_id").is_some() && op.name() != "c_comm_init")
+        .map(|op| format!("{} {}/{}", op.name(), op.attr_int("ring_id"), op.attr_int("nranks")))
+        .collect()
+}
+
+#[test]
+fn programs_at_any_number_of_ranks() {
+    for count in [2, 8, 1024] {
+        let strategy = split(DistributedStrategy::new(), 2);
+        let (programs, plan) =
+            rewritten(layers, &momentum(), &strategy, Ranks::new(1, count)).unwrap();
+        let copies = count / 2;
+        let data = if copies > 1 { vec![format!("c_allreduce_sum 2/{copies}")] } else { vec![] };
+        let mut expected = vec![
+            "c_identity 0/2".to_string(),
+            "mp_allreduce_sum 0/2".to_string(),
+            "mp_allreduce_sum 0/2".to_string(),
+        ];
+        expected.extend(data);
+        assert_eq!(communication(&programs.main), expected);
+        let rings: Vec<_> = plan.rings.iter().map(|it| (it.id, it.nranks, it.rank)).collect();
+        let members: Vec<usize> = plan.rings[0].members().collect();
+        assert_eq!((rings[0], members), ((0, 2, 1), vec![0, 1]));
+        if copies > 1 {
+            let of_data: Vec<usize> = plan.rings[1].members().take(2).collect();
+            assert_eq!((rings[1], of_data), ((2, copies, 0), vec![1, 3]));
+        }
+        let shape = |name: &str| {
+            let main = &programs.main;
+            main.var(main.var_named(name).unwrap()).shape.to_vec()
+        };
+        assert_eq!((shape("fc_1.w_0"), shape("fc_2.w_0")), (vec![12, 12], vec![12, 12]));
+        assert_eq!((shape("fc_1.b_0"), shape("fc_2.b_0")), (vec![12], vec![12]));
+        assert_eq!(shape("fc_1.w_0_velocity_0"), [12, 12]);
+        let scale = programs.main.root_ops().find(|(_, op)| op.name() == "scale");
+        assert_eq!(
+            scale.map(|(_, op)| op.attr_float("scale")),
+            (copies > 1).then(|| 1.0 / copies as f64)
+        );
+    }
+}
+
+/// Without a degree, the mark of a layer changes nothing but the text of its variable.
+#[test]
+fn marks_alone_change_nothing() {
+    let unmarked = |net: &Net| {
+        let x = net.data("x", [-1, 6], DType::F32);
+        let y = net.data("y", [-1, 1], DType::F32);
+        let wide = x.fc(Fc::new(12).act(Act::Tanh)).fc(Fc::new(24).act(Act::Gelu));
+        wide.fc(Fc::new(12).act(Act::Tanh)).fc(1).mse_loss(y, Reduction::Mean).id()
+    };
+    let text = |network: fn(&Net) -> VarId| {
+        let strategy = DistributedStrategy::new();
+        let (programs, _) = rewritten(network, &momentum(), &strategy, Ranks::new(0, 2)).unwrap();
+        let text = format!("{}{}", programs.startup, programs.main);
+        let lines = text.lines().map(|line| line.split(" at=").next().unwrap_or_default());
+        lines.map(|line| line.replace(" split=0", "").replace(" split=1", "")).collect::<Vec<_>>()
+    };
+    assert_eq!(text(layers), text(unmarked));
 }
