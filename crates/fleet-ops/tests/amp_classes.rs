@@ -24,13 +24,15 @@ const GRAY: &str = "batch_norm c_allreduce_sum c_concat c_identity cast concat d
     uniform_random uniform_random_batch_size_like unstack";
 
 /// Ops that are on no list and have a class in Fleet.
-const EXCEPTIONS: [(&str, AmpClass, &str); 7] = [
+const EXCEPTIONS: [(&str, AmpClass, &str); 9] = [
+    ("c_embedding", AmpClass::Black, "a lookup_table_v2 of divided rows"),
     ("distributed_lookup_table", AmpClass::Black, "a lookup_table_v2 of servers"),
     ("flash_attn", AmpClass::White, "two products, with f32 sums inside"),
     ("flash_attn_qkvpacked", AmpClass::White, "as flash_attn"),
     ("fused_batch_norm_act", AmpClass::Gray, "a fusion of batch_norm, made after the casts"),
     ("fused_elemwise_activation", AmpClass::Gray, "a fusion of elementwise_add, as above"),
     ("fused_embedding_concat", AmpClass::Black, "a fusion of lookup_table_v2, as above"),
+    ("mp_allreduce_sum", AmpClass::Gray, "a c_allreduce_sum of ranks that share layers"),
     ("sync_batch_norm", AmpClass::Gray, "recorded programs replace batch_norm after the casts"),
 ];
 
