@@ -56,6 +56,11 @@ impl Division {
         Division { axis, groups: 1, part: 0, parts: 1 }
     }
 
+    /// Returns the same division of the whole variable, as one part.
+    pub const fn undivided(&self) -> Division {
+        Division { axis: self.axis, groups: self.groups, part: 0, parts: 1 }
+    }
+
     /// Returns whether the variable is a part of a larger one.
     pub const fn is_part(&self) -> bool {
         self.parts > 1

@@ -7,11 +7,14 @@
 //! parameters between two averagings, and DGC the unsent parts of gradients. Sharding adds the
 //! state that only one rank of a ring has: what follows from a sum that only its root receives.
 //!
+//! Of a variable that ranks divide, each has a part. Ranks that share layers have the same data, and
+//! their ring makes no value the same on the other ranks.
+//!
 //! The definitions of ops state which outputs are the same on all ranks and how state passes to
 //! another number of ranks ([`fleet_ops::OpTraits`]). Only state of which every op that writes it
 //! says so is averaged.
 
-use fleet_ir::{BlockId, Op, Program, VarId};
+use fleet_ir::{BlockId, Op, Program, Var, VarId};
 use fleet_ops::{OpTraits, Registry, Spread};
 use std::collections::{HashMap, HashSet};
 
@@ -44,13 +47,17 @@ pub struct LocalVar {
 /// # Ok::<(), fleet_base::Error>(())
 /// ```
 pub fn local_state(main: &Program) -> Vec<LocalVar> {
-    let fed: HashMap<VarId, Differs> =
-        main.vars().filter(|(_, var)| var.is_data).map(|(id, _)| (id, Differs::ByData)).collect();
+    let divided = |var: &Var| var.persistable && var.division.is_some_and(|it| it.is_part());
+    let shares_layers = main.vars().any(|(_, var)| divided(var));
+    let has_copies = !shares_layers || uses_other_rings(main);
+    let fed = main.vars().filter(|(_, var)| var.is_data && has_copies);
+    let fed: HashMap<VarId, Differs> = fed.map(|(id, _)| (id, Differs::ByData)).collect();
+    let layers = shares_layers.then_some(LAYER_RING);
     let mut kept: HashMap<VarId, Differs> = HashMap::new();
     loop {
         let mut local = fed.clone();
         local.extend(&kept);
-        flow(main, Program::ROOT, &mut local);
+        flow(main, Program::ROOT, layers, &mut local);
         let before = kept.clone();
         for (var, differs) in local.into_iter().filter(|(var, _)| main.var(*var).persistable) {
             let known = kept.entry(var).or_insert(differs);
@@ -67,9 +74,24 @@ pub fn local_state(main: &Program) -> Vec<LocalVar> {
             Differs::ByData => spread(main, var),
         },
     };
-    let mut found: Vec<LocalVar> = kept.into_iter().map(local).collect();
+    let parts = main.vars().filter(|(id, var)| divided(var) && !kept.contains_key(id));
+    let mut found: Vec<LocalVar> = parts
+        .map(|(_, var)| LocalVar { name: var.name.clone(), spread: Spread::Owner })
+        .chain(kept.iter().map(|(var, differs)| local((*var, *differs))))
+        .collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
     found
+}
+
+/// The ring of ranks that share layers, in programs with divided variables.
+pub(crate) const LAYER_RING: i64 = 0;
+
+/// Returns whether ranks communicate that do not share layers.
+fn uses_other_rings(main: &Program) -> bool {
+    let ops = main.block_ids().flat_map(|block| main.block_ops(block));
+    ops.map(|(_, op)| op)
+        .filter(|op| op.spec.attr_index("ring_id").is_some())
+        .any(|op| op.attr_int("ring_id") != LAYER_RING)
 }
 
 /// Why a value is not the same on all ranks.
@@ -89,11 +111,11 @@ impl Differs {
 }
 
 /// Follows local values through the ops of a block.
-fn flow(main: &Program, block: BlockId, local: &mut HashMap<VarId, Differs>) {
+fn flow(main: &Program, block: BlockId, layers: Option<i64>, local: &mut HashMap<VarId, Differs>) {
     for (id, op) in main.block_ops(block) {
         if let Some(inner) = op.sub_block() {
             let mut taken = local.clone();
-            flow(main, inner, &mut taken);
+            flow(main, inner, layers, &mut taken);
             let condition = op.all_inputs().filter_map(|var| local.get(&var).copied());
             if let Some(differs) = condition.reduce(Differs::and) {
                 // Ranks may differ in whether the block runs, so everything it writes differs.
@@ -109,7 +131,7 @@ fn flow(main: &Program, block: BlockId, local: &mut HashMap<VarId, Differs>) {
             continue;
         }
         for (at, vars) in op.outputs.iter().enumerate() {
-            let differs = differs(op, at, local);
+            let differs = differs(op, at, layers, local);
             for var in vars {
                 match differs {
                     Some(differs) => local.insert(*var, differs),
@@ -121,7 +143,12 @@ fn flow(main: &Program, block: BlockId, local: &mut HashMap<VarId, Differs>) {
 }
 
 /// Returns why the output slot at an index differs between ranks; `None` if it does not.
-fn differs(op: &Op, output: usize, local: &HashMap<VarId, Differs>) -> Option<Differs> {
+fn differs(
+    op: &Op,
+    output: usize,
+    layers: Option<i64>,
+    local: &HashMap<VarId, Differs>,
+) -> Option<Differs> {
     let (slot, traits) = (op.spec.outputs[output].name, traits(op));
     let inputs = op.spec.inputs.iter().zip(&op.inputs);
     let inputs = inputs.filter(|(input, _)| !traits.independent.contains(&(slot, input.name)));
@@ -129,6 +156,7 @@ fn differs(op: &Op, output: usize, local: &HashMap<VarId, Differs>) -> Option<Di
     let differs = read.filter_map(|var| local.get(var).copied()).reduce(Differs::and)?;
     let ring = op.spec.attr_index("ring_id").map(|_| op.attr_int("ring_id"));
     match (differs, ring) {
+        (_, Some(_)) if ring == layers => Some(differs),
         (_, Some(ring)) if traits.owned.contains(&slot) => Some(Differs::ByOwner { ring }),
         // Sums of owners of several rings do not pass the value to the other ranks of a ring.
         (Differs::ByOwner { ring: of }, ring) if ring != Some(of) => Some(differs),

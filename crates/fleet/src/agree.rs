@@ -7,7 +7,7 @@
 
 use fleet_base::{Error, Result};
 use fleet_comm::Group;
-use fleet_ir::Program;
+use fleet_ir::{Program, Var};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_strategy::{DistributedStrategy, RECEIVED, RingSpec};
@@ -54,7 +54,16 @@ pub(crate) fn parts(
     rings: &WholeRings,
     main: &Program,
 ) -> Vec<Part> {
+    let is_divided = |var: &Var| var.division.is_some_and(|division| division.is_part());
+    // Otherwise ranks may draw different numbers.
+    let seed = main.vars().any(|(_, var)| is_divided(var)).then_some(main.seed());
     vec![
+        Part {
+            difference: "ranks that share layers have different seeds",
+            noun: "seed",
+            help: "call set_seed with the same number on every rank, or nowhere",
+            text: seed.map_or(String::new(), |seed| format!("seed {seed}")),
+        },
         Part {
             difference: "ranks have different strategies",
             noun: "strategy",

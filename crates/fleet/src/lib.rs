@@ -59,6 +59,7 @@ mod save;
 mod saved_tables;
 pub mod servers;
 mod session;
+mod slices;
 mod store_part;
 mod terminal;
 pub mod trainer;

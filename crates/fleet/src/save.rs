@@ -13,13 +13,12 @@
 //! Integers are not converted, since they are rarely meant as parameters.
 
 use crate::saved_tables::{SavedTables, model_folders, reads_tables};
+use crate::slices::{divisions, load_parts};
 use fleet_base::disk::RealDisk;
 use fleet_base::output::note;
 use fleet_base::{Error, Result, text};
 use fleet_exec::Scope;
-use fleet_format::{
-    Checkpoint, Meta, list_tensors, load_vars as read_vars, load_where_on, save_tensors,
-};
+use fleet_format::{Checkpoint, Meta, list_tensors, load_vars as read_vars, save_tensors};
 use fleet_ir::{Program, Var};
 use fleet_ops::{Registry, Tables};
 use fleet_passes::in_single_precision;
@@ -123,7 +122,9 @@ pub fn load_persistables(
 ) -> Result<()> {
     // A rank of a sharded job has a part of the state, and must not read all of it.
     let names: HashSet<&str> = persistables(program, |var| var.persistable).into_iter().collect();
-    let checkpoint = load_where_on(&RealDisk, &path, |name| names.contains(name))?;
+    let divided = divisions(program);
+    let is_wanted = |name: &str| names.contains(name);
+    let checkpoint = load_parts(&RealDisk, path.as_ref(), is_wanted, &divided)?;
     put_all(path.as_ref(), program, scope, checkpoint)
 }
 
@@ -167,7 +168,11 @@ pub fn load_vars(
     for name in names {
         program.var_named(name)?;
     }
-    let checkpoint = read_vars(&path, names)?;
+    let divided = divisions(program);
+    let checkpoint = match divided.is_empty() {
+        true => read_vars(&path, names)?,
+        false => load_parts(&RealDisk, path.as_ref(), |name| names.contains(&name), &divided)?,
+    };
     put(path.as_ref(), program, scope, checkpoint, names)
 }
 
@@ -329,13 +334,18 @@ fn save_where(
 fn check_whole(program: &Program, names: &[&str]) -> Result<()> {
     let local = local_state(program);
     let own = local.iter().find(|var| var.spread == Spread::Owner && names.contains(&&*var.name));
+    let parts = divisions(program);
+    let part = names.iter().find(|name| parts.contains_key(**name));
     let received = || program.vars().find(|(_, var)| var.name.contains(RECEIVED));
     let got = match (own, received()) {
+        _ if part.is_some() => {
+            format!("'{}', of which this rank has a part", part.unwrap_or(&""))
+        }
         (Some(own), _) => format!("'{}', which only this rank has", own.name),
         (None, Some((_, var))) => format!("'{}', which another rank has sent", var.name),
         (None, None) => return Ok(()),
     };
-    Err(Error::invalid("the ranks of a sharded job divide its state")
+    Err(Error::invalid("the ranks of this job divide its state")
         .expected("the program and the scope of a whole model")
         .got(got)
         .help("save the model that Fleet::whole returns; checkpoints need no whole model"))

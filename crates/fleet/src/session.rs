@@ -24,6 +24,8 @@ pub struct Session {
     /// The executor of both programs.
     pub executor: Executor,
     test: Program,
+    /// The evaluation program of the whole model, if this rank has a part of its layers.
+    whole: Option<Program>,
     /// Number of training steps, shared with the job that this session is part of.
     steps: Arc<AtomicU64>,
     /// Link to the sessions of the other ranks.
@@ -62,7 +64,8 @@ impl Session {
     ) -> Result<Session> {
         warn_of_slow_kernels();
         let test = programs.for_test()?;
-        Ok(Session { programs, scope, executor, test, steps: Arc::default(), peers: None })
+        let (steps, whole, peers) = Default::default();
+        Ok(Session { programs, scope, executor, test, whole, steps, peers })
     }
 
     /// Returns the session with these services for its programs.
@@ -98,6 +101,17 @@ impl Session {
         if let Some(peers) = &self.peers {
             peers.world.makes_step();
         }
+    }
+
+    /// Sets the main program of the whole model, of which this rank has a part.
+    pub(crate) fn with_whole(self, whole: Option<&Program>) -> Result<Session> {
+        let whole = whole.map(Program::clone_for_test).transpose()?;
+        Ok(Session { whole, ..self })
+    }
+
+    /// Returns the evaluation program of the whole model, if this rank has a part of its layers.
+    pub(crate) fn whole_program(&self) -> Option<&Program> {
+        self.whole.as_ref()
     }
 
     /// Links this session to those of the other ranks.

@@ -1,13 +1,15 @@
-//! The whole model of a sharded job, on rank 0: to save it in one place, or to export it.
+//! The whole model of a job whose ranks divide it, on rank 0: to save it in one place, or to export
+//! it.
 
+use crate::slices::{copy_common, divisions};
 use crate::{Fleet, Session};
 use fleet_base::{Error, Result};
 use fleet_comm::Group;
 use fleet_exec::Scope;
-use fleet_ir::{Param, Program, Var};
-use fleet_strategy::{Spread, local_state, undivided};
+use fleet_ir::{Division, Param, Program, Var};
+use fleet_strategy::{LocalVar, Spread, local_state, undivided};
 use fleet_tensor::{DType, Shape, Tensor};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A model with all of its state, for one process.
 pub struct WholeModel {
@@ -15,11 +17,13 @@ pub struct WholeModel {
     pub program: Program,
     /// Parameters, optimizer state, statistics and counters.
     pub scope: Scope,
+    /// The parts that are missing of variables that ranks divide.
+    missing: BTreeMap<String, BTreeSet<usize>>,
 }
 
 impl Fleet {
-    /// Returns the model with the state of all ranks, on rank 0. All ranks must call it. In a
-    /// sharded job, the ranks send the state that rank 0 does not have.
+    /// Returns the model with the state of all ranks, on rank 0. All ranks must call it. The ranks
+    /// send the state that rank 0 does not have, if they divide state or layers.
     ///
     /// Rank 0 needs memory for the whole state. Checkpoints and saves of single ranks do not.
     ///
@@ -53,6 +57,9 @@ impl Fleet {
             None => send(group, &own, &session.scope)?,
             Some(whole) => (1..group.size()).try_for_each(|rank| whole.receive(group, rank))?,
         }
+        if let Some(whole) = &whole {
+            whole.check_parts()?;
+        }
         Ok(whole)
     }
 }
@@ -60,8 +67,11 @@ impl Fleet {
 impl WholeModel {
     /// Returns the state that a rank has.
     fn of(session: &Session) -> Result<WholeModel> {
-        let mut model =
-            WholeModel { program: undivided(session.test_program())?, scope: Scope::new() };
+        let program = match session.whole_program() {
+            Some(whole) => whole.clone(),
+            None => undivided(session.test_program())?,
+        };
+        let mut model = WholeModel { program, scope: Scope::new(), missing: BTreeMap::new() };
         let kept = session.programs.main.vars().filter(|(_, var)| var.persistable);
         for (_, var) in kept {
             model.add(var.clone(), session.scope.tensor(&var.name)?)?;
@@ -70,12 +80,56 @@ impl WholeModel {
         Ok(model)
     }
 
+    /// Adds a variable, or a part of it.
     fn add(&mut self, var: Var, value: Tensor) -> Result<()> {
-        self.scope.set(&var.name, value);
+        let Some(division) = var.division.filter(Division::is_part) else {
+            self.scope.set(&var.name, value);
+            return self.declare(var);
+        };
+        let whole = division.whole(&var.shape).filter(|_| division.fits(&var.shape));
+        let whole =
+            whole.ok_or_else(|| Error::invalid("invalid part of a variable").at(&var.name))?;
+        if value.shape() != &var.shape {
+            return Err(Error::internal("a part has the wrong shape").at(&var.name));
+        }
+        let name = var.name.clone();
+        let missing = self.missing.entry(name.clone()).or_insert((0..division.parts).collect());
+        missing.remove(&division.part);
+        let mut tensor = match self.scope.contains(&name) {
+            true => self.scope.tensor(&name)?,
+            false => Tensor::zeros(value.dtype(), whole)?,
+        };
+        if tensor.shape() != &whole || tensor.dtype() != value.dtype() {
+            return Err(Error::invalid("ranks have parts of different variables").at(&name));
+        }
+        copy_common((&mut tensor, division.undivided()), (&value, division));
+        self.scope.set(&name, tensor);
+        self.declare(Var { shape: whole, division: None, ..var })
+    }
+
+    fn declare(&mut self, var: Var) -> Result<()> {
         if self.program.find_var(&var.name).is_none() {
             self.program.add_var(Program::ROOT, var)?;
         }
         Ok(())
+    }
+
+    /// Returns whether a rank's variable, or its part of one, is still missing.
+    fn lacks(&self, var: &Var) -> bool {
+        match (self.missing.get(&var.name), var.division) {
+            (Some(parts), Some(division)) => parts.contains(&division.part),
+            _ => !self.scope.contains(&var.name),
+        }
+    }
+
+    /// Fails if a part of a variable has not arrived.
+    fn check_parts(&self) -> Result<()> {
+        match self.missing.iter().find(|(_, parts)| !parts.is_empty()) {
+            None => Ok(()),
+            Some((name, parts)) => Err(Error::internal("no rank has sent a part of a variable")
+                .got(format!("missing parts {parts:?}"))
+                .at(name)),
+        }
     }
 
     /// Receives the state of a rank that this model does not have yet.
@@ -88,8 +142,7 @@ impl WholeModel {
         let text = String::from_utf8(text).map_err(|_| broken())?;
         let vars: Vec<Var> =
             text.lines().map(|line| parse(line).ok_or_else(broken)).collect::<Result<_>>()?;
-        let wanted: Vec<u8> =
-            vars.iter().map(|var| u8::from(!self.scope.contains(&var.name))).collect();
+        let wanted: Vec<u8> = vars.iter().map(|var| u8::from(self.lacks(var))).collect();
         group.send("state: wanted", &wanted, rank)?;
         for (var, _) in vars.into_iter().zip(wanted).filter(|(_, wanted)| *wanted == 1) {
             let mut value = Tensor::zeros(var.dtype, var.shape)?;
@@ -100,9 +153,11 @@ impl WholeModel {
     }
 }
 
-/// Returns the variables that this rank owns.
+/// Returns the variables that this rank owns, and those of which it has a part.
 fn owned(main: &Program) -> Vec<Var> {
-    let local = local_state(main).into_iter().filter(|var| var.spread == Spread::Owner);
+    let parts = divisions(main);
+    let is_own = |var: &LocalVar| var.spread == Spread::Owner || parts.contains_key(&var.name);
+    let local = local_state(main).into_iter().filter(is_own);
     let by_name: HashMap<&str, &Var> = main.vars().map(|(_, var)| (&*var.name, var)).collect();
     local.filter_map(|var| by_name.get(&*var.name).map(|var| (*var).clone())).collect()
 }
@@ -123,11 +178,15 @@ fn send(group: &Group, own: &[Var], scope: &Scope) -> Result<()> {
 fn line(var: &Var) -> String {
     let kind = if var.is_parameter() { PARAMETER } else { STATE };
     let dims: Vec<String> = var.shape.iter().map(i64::to_string).collect();
-    format!("{kind}\t{}\t{}\t{}\n", var.dtype, dims.join(","), var.name)
+    let part = match var.division.filter(Division::is_part) {
+        Some(it) => format!("{},{},{},{}", it.axis, it.groups, it.part, it.parts),
+        None => String::new(),
+    };
+    format!("{kind}\t{}\t{}\t{part}\t{}\n", var.dtype, dims.join(","), var.name)
 }
 
 fn parse(line: &str) -> Option<Var> {
-    let [kind, dtype, dims, name] = line.splitn(4, '\t').collect::<Vec<_>>()[..] else {
+    let [kind, dtype, dims, part, name] = line.splitn(5, '\t').collect::<Vec<_>>()[..] else {
         return None;
     };
     let dims = dims.split(',').filter(|dim| !dim.is_empty());
@@ -136,10 +195,18 @@ fn parse(line: &str) -> Option<Var> {
     if !shape.is_known() {
         return None;
     }
-    Some(match kind == PARAMETER {
+    let mut var = match kind == PARAMETER {
         true => Var::parameter(name, dtype, shape, Param::default()),
         false => Var::persistable(name, dtype, shape),
-    })
+    };
+    if !part.is_empty() {
+        let numbers: Vec<usize> =
+            part.split(',').map(|number| number.parse().ok()).collect::<Option<_>>()?;
+        let [axis, groups, part, parts] = numbers[..] else { return None };
+        var.division = Some(Division { axis, groups, part, parts }).filter(|it| it.fits(&shape));
+        var.division?;
+    }
+    Some(var)
 }
 
 const PARAMETER: &str = "parameter";

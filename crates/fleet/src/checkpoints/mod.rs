@@ -30,6 +30,7 @@ mod shared;
 mod tests;
 
 use crate::save::{check_fit, collect_named, persistables, put_all};
+use crate::slices::divisions;
 use fleet_base::disk::{Disk, DiskLock, RealDisk, make_folder, remove_folder_all};
 use fleet_base::output::note;
 use fleet_base::{Error, Result};
@@ -253,6 +254,7 @@ impl Checkpoints {
     fn load_newest(&mut self, program: &Program, scope: &mut Scope) -> Result<Newest> {
         let mut skipped = Vec::new();
         let local = self.local(program).to_vec();
+        let divided = divisions(program);
         let mut left = self.list()?;
         loop {
             let newest = left.last().map_or(-1.0, |(step, _)| *step as f64);
@@ -265,7 +267,8 @@ impl Checkpoints {
             let path = self.path(step);
             let place = (self.member.rank, self.member.ranks);
             let names = persistables(program, |var| var.persistable);
-            let loaded = parts::load(&*self.disk, &path, place, &names, &local);
+            let wanted = parts::Wanted { place, names: &names, local: &local, divided: &divided };
+            let loaded = parts::load(&*self.disk, &path, &wanted);
             self.check_permission(&path, loaded.as_ref().err())?;
             if !self.member.all("checkpoints: readable", loaded.is_ok())? {
                 skipped.push(match loaded {
@@ -421,6 +424,7 @@ impl Checkpoints {
             own: collect_named(scope, &own)?,
             meta: Meta { step: scope.step(), entries },
             local,
+            divided: divisions(program),
         })
     }
 

@@ -10,15 +10,20 @@
 //! another number of ranks reads it, the ranks' own state is redistributed: see [`Spread`]. State
 //! that one rank owns is in its part alone. A rank reads the variables of its program, from
 //! whichever part has them.
+//!
+//! Ranks that share layers have parts of variables. Each rank's entry `fleet.divided` says which
+//! parts its tensors are. A rank reads what its own parts have in common with them.
 
+use crate::slices::{Divisions, copy_common, cut, load_parts};
 use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
 use fleet_format::{
     Meta, SaveState, list_tensors_on, load_where_on, save_state_on, save_tensors_on,
 };
+use fleet_ir::Division;
 use fleet_strategy::{LocalVar, Spread};
 use fleet_tensor::{DType, Element, Tensor, bf16, f16};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,6 +35,10 @@ pub(super) const RESERVED: &str = "fleet.";
 const RANKS: &str = "fleet.ranks";
 const RUN: &str = "fleet.run";
 const LOCAL: &str = "fleet.local";
+/// The variables of which a rank has a part, one a line: axis, groups, part, parts, name.
+const DIVIDED: &str = "fleet.divided";
+/// Number of neighbouring ranks that share layers.
+const LAYERS: &str = "fleet.layers";
 /// The job's step. A part in the folder of another step has been moved there.
 const STEP: &str = "fleet.step";
 
@@ -49,6 +58,8 @@ pub(super) struct Part {
     pub own: Named,
     /// Variables that differ between ranks.
     pub local: Vec<LocalVar>,
+    /// Those of them of which this rank has a part.
+    pub divided: Divisions,
     pub meta: Meta,
 }
 
@@ -56,12 +67,20 @@ impl Part {
     pub fn write(&self, disk: &Arc<dyn Disk>, path: &Path) -> Result<()> {
         let (rank, ranks) = self.place;
         if ranks > 1 {
-            self.write_one(disk, &rank_folder(path, rank), &self.own, Vec::new())?;
+            let lines = self.divided.iter().map(|(name, it)| {
+                format!("{}\t{}\t{}\t{}\t{name}", it.axis, it.groups, it.part, it.parts)
+            });
+            let lines = lines.collect::<Vec<_>>().join("\n");
+            let entries = if lines.is_empty() { Vec::new() } else { vec![(DIVIDED, lines)] };
+            self.write_one(disk, &rank_folder(path, rank), &self.own, entries)?;
         }
         if rank == 0 {
             let local = self.local.iter().map(|var| format!("{}\t{}", var.spread, var.name));
             let local = local.collect::<Vec<_>>().join("\n");
-            let entries = vec![(RANKS, ranks.to_string()), (LOCAL, local)];
+            let mut entries = vec![(RANKS, ranks.to_string()), (LOCAL, local)];
+            if !self.divided.is_empty() {
+                entries.push((LAYERS, layers(&self.divided).to_string()));
+            }
             let entries = if ranks > 1 { entries } else { Vec::new() };
             self.write_one(disk, path, &self.common, entries)?;
         }
@@ -143,75 +162,284 @@ pub(super) fn is_unfinished(disk: &dyn Disk, path: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// Reads the checkpoint for a rank. `place` is (rank, number of ranks). `names` are the variables
-/// of its program, and `local` those of them that differ between ranks.
-pub(super) fn load(
-    disk: &dyn Disk,
-    path: &Path,
-    place: (usize, usize),
-    names: &[&str],
-    local: &[LocalVar],
-) -> Result<Loaded> {
-    let is_wanted = |name: &str| names.contains(&name);
-    let common = load_where_on(disk, path, is_wanted)?;
+/// What a rank reads.
+pub(super) struct Wanted<'a> {
+    /// Rank and number of ranks.
+    pub place: (usize, usize),
+    /// The variables of its program.
+    pub names: &'a [&'a str],
+    /// Those of them that differ between ranks.
+    pub local: &'a [LocalVar],
+    /// Those of which the rank has a part.
+    pub divided: &'a Divisions,
+}
+
+impl Wanted<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.names.contains(&name)
+    }
+
+    /// Returns this rank's place among those with the same part of the model.
+    fn copy(&self) -> (usize, usize) {
+        let layers = layers(self.divided);
+        (self.place.0 / layers, (self.place.1 / layers).max(1))
+    }
+}
+
+/// Returns the number of neighbouring ranks that share layers.
+fn layers(divided: &Divisions) -> usize {
+    divided.values().map(|division| division.parts).max().unwrap_or(1)
+}
+
+/// Reads the checkpoint for a rank.
+pub(super) fn load(disk: &dyn Disk, path: &Path, wanted: &Wanted<'_>) -> Result<Loaded> {
+    let common = load_parts(disk, path, |name| wanted.has(name), wanted.divided)?;
     let head = CommonMeta::read(path, &common.meta)?;
     let (step, mut tensors) = (common.meta.step, common.tensors);
+    let copy = wanted.copy();
     // Variables that the saving ranks had in common may have to be divided among the ranks now.
     for (name, tensor) in &mut tensors {
         let shared = |var: &&LocalVar| var.name == *name && var.spread == Spread::Share;
-        if place.1 > 1 && local.iter().any(|var| shared(&var)) {
-            *tensor = combine(&[tensor], Spread::Share, place)?;
+        if copy.1 > 1 && wanted.local.iter().any(|var| shared(&var)) {
+            *tensor = combine(&[tensor], Spread::Share, copy)?;
         }
     }
     if head.ranks == 1 {
         return Ok(Loaded { tensors, step, entries: vec![own_entries(common.meta.entries)] });
     }
-    let is_combined = |name: &str| head.local.iter().any(|var| var.name == name);
-    let mut parts: Vec<BTreeMap<String, Tensor>> = Vec::new();
+    let mut saved = Saved { path, disk, wanted, head, ranks: Vec::new() };
     let mut entries = Vec::new();
-    // The rank whose part has each variable with an owner.
-    let mut holders: BTreeMap<String, usize> = BTreeMap::new();
-    for rank in 0..head.ranks {
-        let path = rank_folder(path, rank);
-        let (found, meta) = list_tensors_on(disk, &path)?;
-        head.check_part(&path, &meta)?;
+    for rank in 0..saved.head.ranks {
+        let folder = rank_folder(path, rank);
+        let (found, meta) = list_tensors_on(disk, &folder)?;
+        saved.head.check_part(&folder, &meta)?;
+        let divided = read_divided(&folder, &meta)?;
+        let names = found.into_iter().map(|info| info.name).filter(|name| wanted.has(name));
+        saved.ranks.push(RankPart { names: names.collect(), divided });
         entries.push(own_entries(meta.entries));
-        let found = found.into_iter().map(|info| info.name);
-        for name in found.filter(|name| is_wanted(name) && !is_combined(name)) {
-            let holder = holders.entry(name).or_insert(rank);
-            if rank == place.0 {
-                *holder = rank;
+    }
+    saved.owned(&mut tensors)?;
+    saved.combined(&mut tensors)?;
+    saved.divided(&mut tensors)?;
+    Ok(Loaded { tensors, step, entries })
+}
+
+/// The wanted variables in the part of one rank, and those that are divided.
+struct RankPart {
+    names: Vec<String>,
+    divided: Divisions,
+}
+
+/// The parts of a checkpoint, as one rank reads them.
+struct Saved<'a> {
+    path: &'a Path,
+    disk: &'a dyn Disk,
+    wanted: &'a Wanted<'a>,
+    head: CommonMeta,
+    ranks: Vec<RankPart>,
+}
+
+impl Saved<'_> {
+    /// Returns whether this rank had the same place in the job that saved.
+    fn is_same_layout(&self) -> bool {
+        let Wanted { place, divided, .. } = self.wanted;
+        self.head.ranks == place.1 && self.head.layers == layers(divided)
+    }
+
+    /// Returns the ranks that hold a variable as `holds` says, this rank's own number first.
+    fn holders(&self, holds: impl Fn(&RankPart) -> bool) -> Vec<usize> {
+        let own = self.wanted.place.0;
+        let mut found: Vec<usize> =
+            (0..self.ranks.len()).filter(|rank| holds(&self.ranks[*rank])).collect();
+        if let Some(at) = found.iter().position(|rank| *rank == own) {
+            found[..=at].rotate_right(1);
+        }
+        found
+    }
+
+    fn spread(&self, name: &str) -> Option<Spread> {
+        self.head.local.iter().find(|var| var.name == name).map(|var| var.spread)
+    }
+
+    fn read(&self, rank: usize, which: impl Fn(&str) -> bool) -> Result<Named> {
+        Ok(load_where_on(self.disk, rank_folder(self.path, rank), which)?.tensors)
+    }
+
+    fn read_one(&self, rank: usize, name: &str) -> Result<Tensor> {
+        let found = self.read(rank, |other| other == name)?.pop();
+        found.map(|(_, tensor)| tensor).ok_or_else(|| self.missing(name))
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        let what = format!("missing variable '{name}' in a rank's part of the checkpoint");
+        Error::invalid(what).at(self.path.display())
+    }
+
+    /// Reads whole variables that one rank owned.
+    fn owned(&self, tensors: &mut Named) -> Result<()> {
+        let is_owned = |part: &RankPart, name: &str| {
+            self.spread(name).is_none() && !part.divided.contains_key(name)
+        };
+        // The rank whose part has each variable.
+        let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
+        for (rank, part) in self.ranks.iter().enumerate() {
+            for name in part.names.iter().filter(|name| is_owned(part, name)) {
+                let owner = owners.entry(name).or_insert(rank);
+                if rank == self.wanted.place.0 {
+                    *owner = rank;
+                }
             }
         }
-        if head.ranks != place.1 || rank == place.0 {
-            let part = load_where_on(disk, &path, is_combined)?;
-            parts.push(part.tensors.into_iter().collect());
+        for rank in 0..self.ranks.len() {
+            if !owners.values().any(|owner| *owner == rank) {
+                continue;
+            }
+            for (name, tensor) in self.read(rank, |name| owners.get(name) == Some(&rank))? {
+                let own = self.wanted.divided.get(&name).map(|part| cut(&tensor, part));
+                let own = own.transpose().map_err(|error| error.at(&name))?;
+                tensors.push((name, own.unwrap_or(tensor)));
+            }
         }
+        Ok(())
     }
-    for rank in 0..head.ranks {
-        let is_held = |name: &str| holders.get(name) == Some(&rank);
-        if holders.values().any(|holder| *holder == rank) {
-            tensors.extend(load_where_on(disk, rank_folder(path, rank), is_held)?.tensors);
+
+    /// Combines the values of whole variables of which every copy of the model had one.
+    fn combined(&self, tensors: &mut Named) -> Result<()> {
+        let is_divided = |name: &str| self.ranks.iter().any(|part| part.divided.contains_key(name));
+        let local = self.head.local.iter().filter(|var| !is_divided(&var.name));
+        let local: Vec<&LocalVar> = local.filter(|var| self.wanted.has(&var.name)).collect();
+        // Ranks that share layers have the same values.
+        let mut ranks: Vec<usize> = (0..self.ranks.len()).step_by(self.head.layers).collect();
+        if self.is_same_layout() {
+            ranks = vec![self.wanted.place.0];
         }
+        let mut parts: Vec<BTreeMap<String, Tensor>> = Vec::new();
+        for rank in ranks {
+            let is_combined = |name: &str| local.iter().any(|var| var.name == name);
+            parts.push(self.read(rank, is_combined)?.into_iter().collect());
+        }
+        for LocalVar { name, spread } in local {
+            let values: Option<Vec<&Tensor>> = parts.iter().map(|part| part.get(name)).collect();
+            let values = values.ok_or_else(|| self.missing(name))?;
+            let tensor = match self.is_same_layout() {
+                true => values[0].try_clone()?,
+                false => {
+                    combine(&values, *spread, self.wanted.copy()).map_err(|error| error.at(name))?
+                }
+            };
+            let own = self.wanted.divided.get(name).map(|part| cut(&tensor, part)).transpose()?;
+            tensors.push((name.clone(), own.unwrap_or(tensor)));
+        }
+        Ok(())
     }
-    for LocalVar { name, spread } in head.local {
-        let values: Option<Vec<&Tensor>> = parts.iter().map(|part| part.get(&name)).collect();
-        let values = values.ok_or_else(|| {
-            Error::invalid(format!("missing variable '{name}' in a rank's part of the checkpoint"))
-                .at(path.display())
-        })?;
-        let tensor = match &values[..] {
-            [own] => own.try_clone()?,
-            all => combine(all, spread, place).map_err(|error| error.at(&name))?,
+
+    /// Reads variables of which the ranks that saved had parts.
+    fn divided(&self, tensors: &mut Named) -> Result<()> {
+        let names = self.ranks.iter().flat_map(|part| part.divided.keys());
+        let names: BTreeSet<&String> = names.filter(|name| self.wanted.has(name)).collect();
+        for name in names {
+            let tensor = self.assemble(name).map_err(|error| error.at(name))?;
+            tensors.push((name.clone(), tensor));
+        }
+        Ok(())
+    }
+
+    /// Returns this rank's part of a variable, or all of it, from the parts that ranks had.
+    fn assemble(&self, name: &str) -> Result<Tensor> {
+        let spread = self.spread(name);
+        let holders = self.holders(|part| part.divided.contains_key(name));
+        let division = |rank: usize| self.ranks[rank].divided[name];
+        let wanted = self.wanted.divided.get(name).copied();
+        if self.is_same_layout()
+            && let Some(own) = holders.first().filter(|rank| Some(division(**rank)) == wanted)
+        {
+            return self.read_one(*own, name);
+        }
+        let mut made: Option<(Tensor, Division)> = None;
+        let parts: BTreeSet<usize> = holders.iter().map(|rank| division(*rank).part).collect();
+        for part in &parts {
+            let with_part = holders.iter().copied().filter(|rank| division(*rank).part == *part);
+            let of_copies: Vec<usize> = match spread {
+                // All copies have the same value.
+                None => with_part.take(1).collect(),
+                Some(_) => with_part.collect(),
+            };
+            let values = of_copies
+                .iter()
+                .map(|rank| self.read_one(*rank, name))
+                .collect::<Result<Vec<_>>>()?;
+            let values: Vec<&Tensor> = values.iter().collect();
+            let value = combine(&values, spread.unwrap_or(Spread::Owner), self.wanted.copy())?;
+            let held = division(of_copies[0]);
+            let (to, of_to) = match &mut made {
+                Some((tensor, division)) => (tensor, *division),
+                none => {
+                    let (tensor, division) = empty_for(&value, held, wanted, parts.len())?;
+                    let (tensor, division) = none.insert((tensor, division));
+                    (tensor, *division)
+                }
+            };
+            copy_common((to, of_to), (&value, held));
+        }
+        made.map(|(tensor, _)| tensor).ok_or_else(|| self.missing(name))
+    }
+}
+
+/// Returns a tensor for the wanted part of a variable, or for all of it. `value` is one of its
+/// parts, of which `count` exist.
+fn empty_for(
+    value: &Tensor,
+    held: Division,
+    wanted: Option<Division>,
+    count: usize,
+) -> Result<(Tensor, Division)> {
+    let whole = held.whole(value.shape()).filter(|_| held.fits(value.shape()));
+    let Some(whole) = whole.filter(|_| count == held.parts) else {
+        return Err(Error::invalid("the checkpoint lacks parts of a divided variable")
+            .expected(format!("{} parts", held.parts))
+            .got(count));
+    };
+    let wanted = wanted.unwrap_or(held.undivided());
+    if (wanted.axis, wanted.groups) != (held.axis, held.groups) {
+        return Err(Error::invalid("a variable is divided along another axis")
+            .expected(format!("axis {}, {} blocks", held.axis, held.groups))
+            .got(format!("axis {}, {} blocks", wanted.axis, wanted.groups)));
+    }
+    let Some(shape) = wanted.of(&whole) else {
+        return Err(Error::invalid("the checkpoint does not divide into the parts of this job")
+            .expected(format!("a multiple of {}", wanted.groups * wanted.parts))
+            .got(whole));
+    };
+    Ok((Tensor::zeros(value.dtype(), shape)?, wanted))
+}
+
+/// Reads the list of variables of which a rank has a part.
+fn read_divided(path: &Path, meta: &Meta) -> Result<Divisions> {
+    let mut divided = Divisions::new();
+    for line in meta.entries.get(DIVIDED).into_iter().flat_map(|list| list.lines()) {
+        let broken = || {
+            Error::invalid("invalid list of divided variables in the checkpoint").at(path.display())
         };
-        tensors.push((name, tensor));
+        let fields: Vec<&str> = line.splitn(5, '\t').collect();
+        let [axis, groups, part, parts, name] = fields[..] else { return Err(broken()) };
+        let number = |text: &str| text.parse::<usize>().ok().filter(|it| *it <= RANKS_MAX);
+        let all = [axis, groups, part, parts].map(number);
+        let [Some(axis), Some(groups), Some(part), Some(parts)] = all else {
+            return Err(broken());
+        };
+        if groups == 0 || part >= parts {
+            return Err(broken());
+        }
+        divided.insert(name.to_string(), Division { axis, groups, part, parts });
     }
-    Ok(Loaded { tensors, step, entries })
+    Ok(divided)
 }
 
 /// Description of the whole checkpoint, from its common part.
 struct CommonMeta {
     ranks: usize,
+    /// Number of neighbouring ranks that shared layers.
+    layers: usize,
     run: String,
     /// `None` in a checkpoint of an older version.
     step: Option<String>,
@@ -234,7 +462,8 @@ impl CommonMeta {
                 .help("restore the folder's original name"));
         }
         let Some(ranks) = meta.entries.get(RANKS) else {
-            return Ok(CommonMeta { ranks: 1, run: String::new(), step, local: Vec::new() });
+            let (run, local) = Default::default();
+            return Ok(CommonMeta { ranks: 1, layers: 1, run, step, local });
         };
         let broken = |what: &str| {
             Err(Error::invalid(format!("invalid {what} in the checkpoint")).at(path.display()))
@@ -242,6 +471,11 @@ impl CommonMeta {
         let ranks = match ranks.parse() {
             Ok(ranks) if (2..=RANKS_MAX).contains(&ranks) => ranks,
             _ => return broken("rank count"),
+        };
+        let layers = match meta.entries.get(LAYERS).map(|layers| layers.parse()) {
+            None => 1,
+            Some(Ok(layers)) if (1..=ranks).contains(&layers) && ranks % layers == 0 => layers,
+            Some(_) => return broken("number of ranks that share layers"),
         };
         let mut local = Vec::new();
         for line in meta.entries.get(LOCAL).into_iter().flat_map(|list| list.lines()) {
@@ -255,7 +489,7 @@ impl CommonMeta {
             local.push(LocalVar { name: name.to_string(), spread });
         }
         let run = meta.entries.get(RUN).cloned().unwrap_or_default();
-        Ok(CommonMeta { ranks, run, step, local })
+        Ok(CommonMeta { ranks, layers, run, step, local })
     }
 
     fn check_part(&self, path: &Path, meta: &Meta) -> Result<()> {
@@ -377,11 +611,26 @@ mod tests {
         if ranks == 1 {
             common.append(&mut own);
         }
-        Part { place: (rank, ranks), run: run.into(), job_step: 5, common, own, local, meta }
+        let divided = Divisions::new();
+        Part {
+            place: (rank, ranks),
+            run: run.into(),
+            job_step: 5,
+            common,
+            own,
+            local,
+            divided,
+            meta,
+        }
+    }
+
+    fn read(path: &Path, place: (usize, usize), names: &[&str]) -> Result<Loaded> {
+        let divided = &Divisions::new();
+        load(&RealDisk, path, &Wanted { place, names, local: &[], divided })
     }
 
     fn own(path: &Path, place: (usize, usize)) -> Result<f32> {
-        let loaded = load(&RealDisk, path, place, &["common", "own"], &[])?;
+        let loaded = read(path, place, &["common", "own"])?;
         let found = loaded.tensors.iter().find(|(name, _)| name == "own").unwrap();
         found.1.item::<f32>()
     }
@@ -397,7 +646,7 @@ mod tests {
         assert_eq!(own(&path, (1, 2)).unwrap(), 20.0);
         assert_eq!(own(&path, (2, 3)).unwrap(), 15.0);
         assert_eq!(own(&path, (0, 1)).unwrap(), 15.0);
-        assert_eq!(load(&RealDisk, &path, (0, 3), &[], &[]).unwrap().entries[1]["cursor"], "1");
+        assert_eq!(read(&path, (0, 3), &[]).unwrap().entries[1]["cursor"], "1");
 
         // The job was restarted, and stopped before rank 1 saved this step.
         part(0, 2, "2", 30.0).write(&RealDisk::handle(), &path).unwrap();
@@ -433,7 +682,7 @@ mod tests {
             part.write(&RealDisk::handle(), &path).unwrap();
         }
         for (place, names) in [((0, 2), vec!["a"]), ((0, 2), vec!["b"]), ((0, 1), vec!["a", "b"])] {
-            let mut loaded = load(&RealDisk, &path, place, &names, &[]).unwrap().tensors;
+            let mut loaded = read(&path, place, &names).unwrap().tensors;
             loaded.sort_by(|a, b| a.0.cmp(&b.0));
             let found: Vec<(&str, f32)> =
                 loaded.iter().map(|(name, it)| (name.as_str(), it.item().unwrap())).collect();
