@@ -122,8 +122,8 @@ pub mod nn {
 /// Programs: blocks, ops and variables by id.
 pub mod ir {
     pub use fleet_ir::{
-        Attr, Block, BlockId, NameCounters, Op, OpBuilder, OpId, OpRole, Param, Program, Var,
-        VarId, VarKind,
+        Attr, Block, BlockId, Division, NameCounters, Op, OpBuilder, OpId, OpRole, Param, Program,
+        Var, VarId, VarKind,
     };
 }
 
@@ -190,9 +190,10 @@ pub mod strategy {
     pub use fleet_strategy::{
         AdaptiveLocalSgdConfig, AmpConfig, AsyncConfig, BuildStrategy, CtrAccessorParameter,
         DgcConfig, DistributedStrategy, ExecutionStrategy, FsClientParameter, GradientMergeConfig,
-        LambConfig, LarsConfig, LocalSgdConfig, LocalVar, Notices, RecomputeConfig, ShardingConfig,
-        Spread, StrategyForm, StrategySource, TableAccessorParameter, TableParameter,
-        TrainerDescConfig, Value, Written, cost, local_state, validate,
+        HybridConfig, LambConfig, LarsConfig, LocalSgdConfig, LocalVar, Notices, RecomputeConfig,
+        ShardingConfig, Spread, StrategyForm, StrategySource, TableAccessorParameter,
+        TableParameter, TensorParallelConfig, TrainerDescConfig, Value, Written, cost, local_state,
+        validate,
     };
 }
 

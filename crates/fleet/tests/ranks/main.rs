@@ -10,6 +10,7 @@ mod deaths;
 mod examples;
 #[path = "../common/launch.rs"]
 mod launch;
+mod layers;
 mod meet;
 #[cfg(target_os = "linux")]
 mod mpi;
@@ -77,6 +78,9 @@ fn work(job: &str, folder: &Path) -> Result<()> {
         }
         "meet" => init().and_then(|fleet| meet::compare(&fleet, folder)),
         "save whole" => init().and_then(|fleet| whole::save(&fleet, folder)),
+        "save layers" => init().and_then(|fleet| layers::save(&fleet, folder)),
+        "load layers" => init().and_then(|fleet| layers::load(&fleet, folder)),
+        "seeds of layers" => init().and_then(|fleet| layers::seeds(&fleet)),
         "load whole" => init().and_then(|fleet| whole::load(&fleet, folder)),
         "leave parameters unused" => init().and_then(|fleet| unused::train(&fleet)),
         "example" => examples::run_example(folder.to_str().unwrap_or_default()),
