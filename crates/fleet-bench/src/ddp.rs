@@ -5,13 +5,15 @@
 //! two independent processes: the cost of sharing the machine without any communication, which no
 //! weak scaling on it can avoid by sending less. `.._in_step` is the same for two ranks that send
 //! nothing and meet at the end of each step: the rank that is slower at the moment, whatever the
-//! machine does to its core, limits both. `.._exposed_comm` is the share of a step in which rank 0
+//! machine does to its core, limits both. `mp/tensor` is the speed of two ranks that share the
+//! MLP's layers and have one batch, relative to that of one rank. `.._exposed_comm` is the share of a step in which rank 0
 //! communicated, or waited for the other rank, and computed nothing. The started process is the
 //! launcher; it starts itself again as the ranks.
 
 use crate::measure::{Options, measure, measure_steps, print_rates};
 use fleet::nn::models::{ResNetConfig, resnet};
 use fleet::prelude::*;
+use fleet::strategy::HybridConfig;
 use fleet::{DistributedStrategy, Fleet, Session};
 use fleet_net::{Log, StoreServer, Token, Vigilance};
 use std::process::{Child, Command, Stdio};
@@ -58,6 +60,17 @@ pub fn in_step(options: &Options, model: &str) -> Result<()> {
 
 pub fn exposed_comm(options: &Options, model: &str) -> Result<()> {
     step(options, &format!("{model}{TRACED_SUFFIX}"))
+}
+
+/// The speed of ranks that share layers, relative to one rank.
+pub fn tensor(options: &Options) -> Result<()> {
+    let model = format!("mlp{SHARED_SUFFIX}");
+    scaling(options, &model, |options, model| job(options, model, RANKS))
+}
+
+/// The samples per second of ranks that share layers.
+pub fn tensor_step(options: &Options) -> Result<()> {
+    step(options, &format!("mlp{SHARED_SUFFIX}"))
 }
 
 /// Measures the speed of a rank in `together` relative to that of one rank alone, alternately.
@@ -134,6 +147,9 @@ fn compare_updates(options: &Options) -> Result<()> {
 /// Suffix of a model's name: ranks train by themselves, and meet after each step.
 const IN_STEP_SUFFIX: &str = " in step";
 
+/// Suffix of a model's name: ranks share its layers.
+const SHARED_SUFFIX: &str = " shared";
+
 /// Suffix of a model's name: the share of exposed communication in a step is measured.
 const TRACED_SUFFIX: &str = " traced";
 
@@ -188,6 +204,7 @@ fn rank(options: &Options, model: &str) -> Result<()> {
     let value = std::env::var(RANK_OF);
     let value = value.as_deref().unwrap_or(model);
     let (value, traced) = strip_suffix(value, TRACED_SUFFIX);
+    let (value, shared) = strip_suffix(value, SHARED_SUFFIX);
     let (model, in_step) = strip_suffix(value, IN_STEP_SUFFIX);
     let (loss, batches) = match model {
         "mlp" => mlp(&net)?,
@@ -205,7 +222,11 @@ fn rank(options: &Options, model: &str) -> Result<()> {
         measure_steps(&options, &mut session, &batches, per_step, (10, 3), meet)?;
         return fleet.finish();
     }
-    let strategy = DistributedStrategy::new();
+    let mut strategy = DistributedStrategy::new();
+    if shared {
+        let hybrid = HybridConfig::default().with_mp_degree(fleet.worker_num() as i32);
+        strategy = strategy.with_hybrid_configs(hybrid);
+    }
     let job = fleet.distributed_optimizer(rule, &strategy).minimize(&net, loss)?;
     let mut session = fleet.session(net.build()?, &job, exec)?;
     match traced {
@@ -241,13 +262,14 @@ fn measure_traces(options: &Options, session: &mut Session, batches: &Batches) -
 
 type Batches = Vec<Vec<(&'static str, Tensor)>>;
 
-/// Six layers of 2048 x 2048 and a head of 10 classes: 101 MB of parameters.
+/// Six layers of 2048 x 2048 and a head of 10 classes: 101 MB of parameters. Ranks may share the
+/// layers, in pairs of columns and rows.
 fn mlp(net: &Net) -> Result<(Var<'_>, Batches)> {
     const BATCH: i64 = 128;
     let (x, y) = (net.data("x", [-1, 2048], DType::F32), net.data("y", [-1, 1], DType::I64));
     let mut hidden = x;
-    for _ in 0..6 {
-        hidden = hidden.fc(Fc::new(2048).act(Act::Relu));
+    for split in [Split::Columns, Split::Rows].into_iter().cycle().take(6) {
+        hidden = hidden.fc(Fc::new(2048).act(Act::Relu).split(split));
     }
     let loss = hidden.fc(10).cross_entropy(y);
     Ok((loss, batches([BATCH, 2048], 10)?))

@@ -9,7 +9,7 @@
 //!
 //! Rules see the shapes of the whole tensors.
 
-use crate::{Meta, OpDef, OpTraits};
+use crate::Meta;
 use fleet_base::{Error, Result};
 use fleet_ir::{Attr, AttrConst, AttrSpec, Division, Op, attr};
 use fleet_tensor::Shape;
@@ -69,11 +69,12 @@ pub struct Divide<'a> {
     pub part: usize,
     /// Number of ranks that divide the values.
     pub parts: usize,
-    traits: &'a OpTraits,
+    /// Whether the op is elementwise.
+    is_elementwise: bool,
     inputs: Vec<Vec<(Meta, Placement)>>,
     outputs: Vec<Vec<(Meta, Option<Placement>)>>,
     attrs: Vec<(&'static str, Attr)>,
-    replacement: Option<&'static OpDef>,
+    replacement: Option<&'static str>,
 }
 
 /// The results of a rule.
@@ -84,15 +85,16 @@ pub struct Divided {
     pub outputs: Vec<Vec<Placement>>,
     /// Attributes to set.
     pub attrs: Vec<(&'static str, Attr)>,
-    /// The op that computes on parts, if it is another one. Slots and attributes are found by name.
-    pub replacement: Option<&'static OpDef>,
+    /// Name of the op that computes on parts, if it is another one. Its slots and attributes are
+    /// found by name.
+    pub replacement: Option<&'static str>,
 }
 
 impl<'a> Divide<'a> {
     /// Returns the context of an op. Inputs and outputs have the types and shapes of the whole
     /// variables.
     pub fn new(
-        def: &'static OpDef,
+        is_elementwise: bool,
         op: &'a Op,
         (part, parts): (usize, usize),
         inputs: Vec<Vec<(Meta, Placement)>>,
@@ -103,7 +105,7 @@ impl<'a> Divide<'a> {
             op,
             part,
             parts,
-            traits: &def.traits,
+            is_elementwise,
             inputs,
             outputs: outputs.into_iter().map(unset).collect(),
             attrs: Vec::new(),
@@ -112,8 +114,8 @@ impl<'a> Divide<'a> {
     }
 
     /// Applies the rule of the op.
-    pub fn apply(mut self) -> Result<Divided> {
-        (self.traits.divide)(&mut self)?;
+    pub fn apply(mut self, rule: DivideRule) -> Result<Divided> {
+        rule(&mut self)?;
         let op = self.op;
         let placed = |slot: usize, vars: Vec<(Meta, Option<Placement>)>| {
             let all = vars.into_iter().map(|(_, placement)| placement).collect::<Option<Vec<_>>>();
@@ -220,9 +222,9 @@ impl<'a> Divide<'a> {
         self.set_attr(PART.name, numbers.map(|number| number as i64).to_vec());
     }
 
-    /// Replaces the op by another one.
-    pub fn become_op(&mut self, def: &'static OpDef) {
-        self.replacement = Some(def);
+    /// Replaces the op by another one, which computes on parts.
+    pub fn become_op(&mut self, name: &'static str) {
+        self.replacement = Some(name);
     }
 
     /// Fails unless the ranks can divide a shape.
@@ -259,12 +261,11 @@ impl<'a> Divide<'a> {
 
 /// The rule of elementwise ops, and of all ops without a rule of their own.
 pub fn elementwise(d: &mut Divide<'_>) -> Result<()> {
-    let is_elementwise = d.traits.elementwise || d.traits.elementwise_unpadded;
     let mut parts = d.inputs.iter().flatten().filter_map(|(meta, placement)| match placement {
         Placement::Part(along) => Some((meta.shape, *along)),
         Placement::Whole | Placement::Sum => None,
     });
-    let Some((shape, along)) = parts.next().filter(|_| is_elementwise) else {
+    let Some((shape, along)) = parts.next().filter(|_| d.is_elementwise) else {
         return Err(d.unsupported("does not compute on parts of tensors"));
     };
     let all = d.inputs.iter().flatten().map(|(meta, _)| meta.shape);

@@ -7,8 +7,8 @@
 //! parameters between two averagings, and DGC the unsent parts of gradients. Sharding adds the
 //! state that only one rank of a ring has: what follows from a sum that only its root receives.
 //!
-//! Of a variable that ranks divide, each has a part. Ranks that share layers have the same data, and
-//! their ring makes no value the same on the other ranks.
+//! Of a variable that ranks divide, each has a part. Ranks that share layers have the same data,
+//! and their ring makes no value the same on the other ranks.
 //!
 //! The definitions of ops state which outputs are the same on all ranks and how state passes to
 //! another number of ranks ([`fleet_ops::OpTraits`]). Only state of which every op that writes it

@@ -76,6 +76,8 @@ const RESNET50_SCALING: &[PeerScript] = &[PeerScript {
     args: &["--model", "resnet50", "--weak-scaling"],
 }];
 
+const TENSOR_PEER: &[PeerScript] = &[peer("torch", "torch/tensor.py")];
+
 const PS: &str = "paddle/ps_wide_deep.py";
 /// With one worker and with two, on Paddle 2.6.2, the last release with parameter servers.
 const PS_PEER_1: &[PeerScript] =
@@ -183,6 +185,9 @@ pub const BENCHES: &[Bench] = &[
         peers: &[],
         target: Some(1.0),
     },
+    // The aim is 1.6 times the speed of one rank.
+    Bench { name: "mp/tensor", unit: "of one rank's speed", peers: &[], target: Some(1.6) },
+    Bench { name: "mp/tensor_vs_torch", unit: "samples/s", peers: TENSOR_PEER, target: None },
     Bench { name: "comm/memory", unit: "GB/s", peers: &[], target: None },
     Bench {
         name: "ps/table_pull_rows_per_core_1e7",

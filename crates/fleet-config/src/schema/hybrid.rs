@@ -26,7 +26,8 @@ message! {
             allowed [AT_LEAST_1, COUNT, "1"],
             refused "sequences are not divided among ranks";
         /// Settings of tensor parallelism.
-        mp_configs(6): optional message(MpConfig), ignored "whole parameters are the same on workers that share layers";
+        mp_configs(6): optional message(MpConfig),
+            ignored "whole parameters are the same on workers that share layers";
         /// Settings of the pipeline.
         pp_configs(7): optional message(PpConfig), ignored "pipelines are not supported";
         /// Settings of sharding.

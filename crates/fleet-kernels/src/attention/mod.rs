@@ -130,8 +130,8 @@ impl<'a> Mask<'a> {
 }
 
 /// Dropout of probabilities. The position of a probability is
-/// `((b * heads + h) * queries + i) * keys + j`, with the heads of all parts. A probability is kept if
-/// `Philox::new(seed, stream).unit(position) >= probability`, and then divided by
+/// `((b * heads + h) * queries + i) * keys + j`, with the heads of all parts. A probability is kept
+/// if `Philox::new(seed, stream).unit(position) >= probability`, and then divided by
 /// `1 - probability`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {

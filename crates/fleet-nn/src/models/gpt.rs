@@ -60,8 +60,8 @@ pub struct Gpt<'n> {
     pub layers: Vec<Var<'n>>,
 }
 
-/// Builds the model. The output layer shares the word embedding. Ranks may divide its layers and its
-/// vocabulary (`mp_degree`).
+/// Builds the model. The output layer shares the word embedding. Ranks may divide its layers and
+/// its vocabulary (`mp_degree`).
 ///
 /// ```
 /// # use fleet_nn::prelude::*;

@@ -1,5 +1,5 @@
-//! `c_identity`: `Out = X`, where X is whole on every rank and each rank computes on it for its part
-//! of a layer. The gradient of X is the sum of the gradients that the ranks have.
+//! `c_identity`: `Out = X`, where X is whole on every rank and each rank computes on it for its
+//! part of a layer. The gradient of X is the sum of the gradients that the ranks have.
 
 use super::{ATTRS, TRAITS, sum_parts};
 use crate::Lane;

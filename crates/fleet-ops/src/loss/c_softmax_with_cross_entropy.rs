@@ -1,9 +1,9 @@
 //! `c_softmax_with_cross_entropy`: `softmax_with_cross_entropy` of logits whose classes are divided
-//! among the ranks of a ring. Logits and Softmax have this rank's classes, the last dimension; Label
-//! is whole and counts all classes. Loss is whole, and the same on all ranks.
+//! among the ranks of a ring. Logits and Softmax have this rank's classes, the last dimension.
+//! Label is whole and counts all classes. Loss is whole, and the same on all ranks.
 //!
-//! Logits are not gathered: ranks exchange the maximum of each row, then its sum of exponentials and
-//! the logit of its label. The gradient needs no communication.
+//! Logits are not gathered: ranks exchange the maximum of each row, then its sum of exponentials
+//! and the logit of its label. The gradient needs no communication.
 
 use super::labels::{check_label, labels};
 use crate::comm::{self, LABEL as CALL_LABEL, NRANKS, RING_ID};

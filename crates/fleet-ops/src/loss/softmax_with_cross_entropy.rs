@@ -5,7 +5,6 @@
 //! with `soft_label`. Rows with label `ignore_index` have loss 0 and no gradient. The gradient is
 //! the softmax minus the label. It overwrites the softmax if that is not needed afterwards.
 
-use super::c_softmax_with_cross_entropy;
 use super::labels::check_label;
 use crate::nn::axis::Split;
 use crate::nn::softmax as softmax_op;
@@ -86,7 +85,7 @@ fn divide(d: &mut Divide<'_>) -> Result<()> {
             d.unsupported("divides only classes along the last dimension, for whole labels")
         );
     }
-    d.become_op(&c_softmax_with_cross_entropy::DEF);
+    d.become_op("c_softmax_with_cross_entropy");
     d.set_part("Softmax", Along::axis(last))?;
     d.set("Loss", Placement::Whole)
 }

@@ -61,7 +61,6 @@ pub static MATMUL: OpDef = OpDef {
     grad: Grad::Op(&MATMUL_GRAD),
     cpu: matmul_cpu,
     traits: OpTraits { divide: divide_matmul, ..MUL.traits },
-    ..MUL
 };
 
 pub static MATMUL_GRAD: OpDef = OpDef {

@@ -8,7 +8,6 @@
 //! is copied. The rewrite that moves the table to parameter servers uses `is_distributed`, `entry`,
 //! `table_class`, `slot` (-1: none), `is_test` and `any_id` (also negative ids).
 
-use super::c_embedding;
 use crate::prelude::*;
 use fleet_ir::AttrSpec;
 use fleet_kernels::embedding::{self, Grid, Source};
@@ -51,7 +50,7 @@ fn divide(d: &mut Divide<'_>, is_v1: bool) -> Result<()> {
     match d.along("W") {
         Some(Along { axis: 0, groups: 1 }) if !is_v1 && !d.op.attr_bool("any_id") => {
             d.check_divides(&w, Along::axis(0))?;
-            d.become_op(&c_embedding::DEF);
+            d.become_op("c_embedding");
             d.set_attr("vocab_size", w[0]);
             d.set_attr("start_index", w[0] / d.parts as i64 * d.part as i64);
             d.set("Out", Placement::Sum)

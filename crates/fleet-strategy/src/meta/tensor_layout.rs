@@ -21,7 +21,7 @@ use fleet_ops::divide::{Along, Divide, Divided, Placement};
 use fleet_ops::{Emit, Meta, OpDef, Registry};
 use std::collections::{HashMap, HashSet};
 
-/// What a division has made.
+/// The results of a division.
 pub(super) struct Made {
     /// Number of parameters of which each rank has a part.
     pub divided: usize,
@@ -170,9 +170,9 @@ impl Pass {
         let inputs = op.inputs.iter().map(placed).collect();
         let outputs = op.outputs.iter().map(metas).collect();
         let Layers { part, parts, .. } = self.layers;
-        let rule = Divide::new(def, op, (part, parts), inputs, outputs);
-        let divided = rule.apply()?;
-        let mut new = with_attrs(op, &divided)?;
+        let context = Divide::new(is_elementwise(def), op, (part, parts), inputs, outputs);
+        let divided = context.apply(def.traits.divide)?;
+        let mut new = with_attrs(self.registry, op, &divided)?;
         if divided.replacement.is_some() && new.spec.attr_index("ring_id").is_some() {
             new.set_attr("ring_id", self.layers.ring)?;
             new.set_attr("nranks", parts)?;
@@ -341,10 +341,15 @@ impl Pass {
     }
 }
 
+fn is_elementwise(def: &OpDef) -> bool {
+    def.traits.elementwise || def.traits.elementwise_unpadded
+}
+
 /// Returns the op with the attributes of a part, and as another op if the rule says so.
-fn with_attrs(op: &Op, divided: &Divided) -> Result<Op> {
+fn with_attrs(registry: &Registry, op: &Op, divided: &Divided) -> Result<Op> {
     let mut new = op.clone();
-    if let Some(def) = divided.replacement {
+    if let Some(name) = divided.replacement {
+        let def = registry.get(name)?;
         let mut built = Op::build(&def.spec)
             .role(op.role)
             .device(op.device.clone())
@@ -417,8 +422,10 @@ fn initialize_part(
         let outputs = op.outputs.iter().map(|vars| vec![whole; vars.len()]).collect();
         let place = (layers.part, layers.parts);
         let inputs = op.inputs.iter().map(|_| Vec::new()).collect();
-        let rule = Divide::new(def, &op, place, inputs, outputs).request(along);
-        let new = rule.apply().and_then(|divided| with_attrs(&op, &divided)).map_err(blame)?;
+        let context = Divide::new(is_elementwise(def), &op, place, inputs, outputs);
+        let divided = context.request(along).apply(def.traits.divide);
+        let new = divided.and_then(|divided| with_attrs(registry, &op, &divided));
+        let new = new.map_err(blame)?;
         *startup.op_mut(id) = new;
     }
     Ok(())

@@ -90,8 +90,8 @@ impl Mode {
     }
 }
 
-/// A network with something for every strategy: a large layer, batch norm, and layers that ranks may
-/// divide.
+/// A network with something for every strategy: a large layer, batch norm, and layers that ranks
+/// may divide.
 fn network(net: &Net) -> VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);

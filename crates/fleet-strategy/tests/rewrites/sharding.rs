@@ -221,7 +221,7 @@ fn degrees_that_do_not_multiply_are_refused() {
 fn hybrid_degrees_are_those_of_sharding() {
     let ranks = Ranks::new(1, 4);
     let text = |strategy: &DistributedStrategy| {
-        let (programs, _) = rewritten(mlp, &momentum(), strategy, ranks.clone()).unwrap();
+        let (programs, _) = rewritten(mlp, &momentum(), strategy, ranks).unwrap();
         programs.main.to_string()
     };
     let own = ShardingConfig::default().with_stage(1).with_sharding_degree(2).with_dp_degree(2);
@@ -231,7 +231,7 @@ fn hybrid_degrees_are_those_of_sharding() {
     assert_eq!(text(&own), text(&stage(1).with_hybrid_configs(hybrid(2).with_dp_degree(2))));
 
     let check = |strategy: DistributedStrategy, part: &str| {
-        let error = rewritten(mlp, &momentum(), &strategy, ranks.clone()).unwrap_err();
+        let error = rewritten(mlp, &momentum(), &strategy, ranks).unwrap_err();
         assert!(error.to_string().contains(part), "{error}");
     };
     check(own.with_hybrid_configs(hybrid(4)), "sharding_degree is 2 in sharding_configs, but 4");

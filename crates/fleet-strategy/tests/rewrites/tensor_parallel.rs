@@ -17,11 +17,13 @@ use std::collections::BTreeMap;
 
 const STEPS: usize = 5;
 
+type Feeds = Vec<(&'static str, Tensor)>;
+
 /// A network, and the batch of a step: the rows of one copy of `copies`.
 #[derive(Clone, Copy)]
 struct Model {
     network: fn(&Net) -> VarId,
-    feed: fn(usize, usize, usize) -> Result<Vec<(&'static str, Tensor)>>,
+    feed: fn(usize, usize, usize) -> Result<Feeds>,
 }
 
 /// A pair of divided layers, and a divided bias, between whole ones.
@@ -34,7 +36,7 @@ fn layers(net: &Net) -> VarId {
     narrow.fc(1).mse_loss(y, Reduction::Mean).id()
 }
 
-fn rows(step: usize, copy: usize, copies: usize) -> Result<Vec<(&'static str, Tensor)>> {
+fn rows(step: usize, copy: usize, copies: usize) -> Result<Feeds> {
     let (x, y) = batch(step, copy, copies)?;
     Ok(vec![("x", x), ("y", y)])
 }
@@ -79,7 +81,7 @@ fn number(step: usize, at: usize) -> i64 {
     number * number % 1009 % VOCABULARY
 }
 
-fn sentences(step: usize, copy: usize, copies: usize) -> Result<Vec<(&'static str, Tensor)>> {
+fn sentences(step: usize, copy: usize, copies: usize) -> Result<Feeds> {
     let rows = SENTENCES as usize / copies;
     let ids = |shift: usize| -> Result<Tensor> {
         let all = copy * rows * LENGTH as usize..(copy + 1) * rows * LENGTH as usize;
@@ -107,7 +109,7 @@ fn bert(net: &Net) -> VarId {
     bert_mlm(net, &config).loss.id()
 }
 
-fn masked(step: usize, copy: usize, copies: usize) -> Result<Vec<(&'static str, Tensor)>> {
+fn masked(step: usize, copy: usize, copies: usize) -> Result<Feeds> {
     let mut feeds = sentences(step, copy, copies)?;
     let rows = SENTENCES / copies as i64;
     feeds[0].0 = "src_ids";

@@ -16,14 +16,28 @@ pub fn mlp(image: Var<'_>) -> Var<'_> {
 
 /// Trains `network` under a strategy; worker 0 prints the communication and the progress. Returns
 /// the session, so that the strategy's state can be inspected.
+#[allow(dead_code)] // one example shares layers
 pub fn train(
     steps: u64,
     optimizer: impl Into<OptimizerDesc>,
     strategy: &DistributedStrategy,
     network: fn(Var<'_>) -> Var<'_>,
 ) -> Result<Session> {
+    train_copies(steps, optimizer, strategy, network, 1)
+}
+
+/// Like [`train`], where `sharing` neighbouring workers share the layers of one copy of the model.
+/// They feed the same samples.
+pub fn train_copies(
+    steps: u64,
+    optimizer: impl Into<OptimizerDesc>,
+    strategy: &DistributedStrategy,
+    network: fn(Var<'_>) -> Var<'_>,
+    sharing: usize,
+) -> Result<Session> {
     let fleet = Fleet::collective()?;
-    let share = BATCH / fleet.worker_num();
+    let (copy, copies) = (fleet.worker_index() / sharing, fleet.worker_num() / sharing);
+    let share = BATCH / copies.max(1);
     let net = Net::new();
     let image = net.data("image", [-1, IMAGE_PIXELS as i64], DType::F32);
     let label = net.data("label", [-1, 1], DType::I64);
@@ -38,7 +52,7 @@ pub fn train(
     let mut images = Tensor::zeros(DType::F32, [share as i64, IMAGE_PIXELS as i64])?;
     let mut labels = Tensor::zeros(DType::I64, [share as i64, 1])?;
     for step in 1..=steps {
-        let sample = step * BATCH as u64 + (share * fleet.worker_index()) as u64;
+        let sample = step * BATCH as u64 + (share * copy) as u64;
         digits.fill_batch_f32(images.as_mut_slice()?, labels.as_mut_slice()?, sample)?;
         let out = session.run(&[("image", &images), ("label", &labels)], &[&loss, &accuracy])?;
         if step % steps.div_ceil(10) == 0 {

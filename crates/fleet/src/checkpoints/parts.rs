@@ -162,7 +162,7 @@ pub(super) fn is_unfinished(disk: &dyn Disk, path: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// What a rank reads.
+/// The state that a rank reads.
 pub(super) struct Wanted<'a> {
     /// Rank and number of ranks.
     pub place: (usize, usize),

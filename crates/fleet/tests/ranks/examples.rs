@@ -35,6 +35,7 @@ examples! {
     recompute: "../../examples/recompute.rs",
     sharding: "../../examples/sharding.rs",
     sync_batch_norm: "../../examples/sync_batch_norm.rs",
+    tensor_parallel: "../../examples/tensor_parallel.rs",
 }
 
 /// Worker 0 prints the bytes sent and the loss.
