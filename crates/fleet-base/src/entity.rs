@@ -57,7 +57,7 @@ macro_rules! entity_id {
     };
 }
 
-/// An append-only vector indexed by a typed id.
+/// A vector indexed by a typed id, which changes its length only at its end.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EntityMap<K: EntityRef, V> {
     items: Vec<V>,
@@ -100,6 +100,11 @@ impl<K: EntityRef, V> EntityMap<K, V> {
     /// Returns whether this map has assigned an id.
     pub fn contains(&self, id: K) -> bool {
         id.index() < self.items.len()
+    }
+
+    /// Keeps the first `len` values. Later calls of `push` return the ids of the others again.
+    pub fn truncate(&mut self, len: usize) {
+        self.items.truncate(len);
     }
 
     /// Iterates over ids and values, in the order of insertion.

@@ -130,6 +130,21 @@ impl Program {
         self.blocks.ids()
     }
 
+    /// Removes all but the first `count` blocks. No op may use them, and they have no variables.
+    ///
+    /// ```
+    /// use fleet_ir::Program;
+    /// let mut program = Program::new();
+    /// let branch = program.add_block(Program::ROOT);
+    /// program.truncate_blocks(1);
+    /// assert!(!program.has_block(branch));
+    /// ```
+    pub fn truncate_blocks(&mut self, count: usize) {
+        self.invalidate_fingerprint();
+        // The root stays.
+        self.blocks.truncate(count.max(1));
+    }
+
     /// Returns whether the program has a block of this id.
     pub fn has_block(&self, id: BlockId) -> bool {
         self.blocks.contains(id)

@@ -9,14 +9,14 @@ use std::panic::Location;
 
 impl Net {
     /// Emits a layer, unless an error occurred before. Stores the layer's error in the network.
-    pub(crate) fn try_emit<T>(
+    pub(crate) fn emit<T>(
         &self,
         at: &Location<'_>,
         layer: impl FnOnce(&mut Build<'_>) -> Result<T>,
-    ) -> Option<T> {
+    ) -> Result<T> {
         let source = self.source(at);
         let registry = self.registry();
-        let made = self.update(&source, |state| {
+        self.update(&source, |state| {
             let emit = |program| Emit {
                 source: Some(source.clone()),
                 ..Emit::new(program, registry, OpRole::FORWARD)
@@ -25,18 +25,37 @@ impl Net {
                 device: state.device.clone(),
                 fp16_guard: state.fp16_guard,
                 role: state.role,
+                layer: state.layer.clone(),
                 ..emit(&mut state.programs.main)
             };
             let startup = emit(&mut state.programs.startup);
             let block = state.block;
             let mut build = Build { net: self, main, startup, scope: &state.scope, block };
             let made = layer(&mut build)?;
-            build.main.block = block;
-            build.main.append();
+            build.append_to(block);
             build.startup.append();
             Ok(made)
-        });
-        made.ok()
+        })
+    }
+
+    /// Like [`Net::emit`], for callers that return handles.
+    pub(crate) fn try_emit<T>(
+        &self,
+        at: &Location<'_>,
+        layer: impl FnOnce(&mut Build<'_>) -> Result<T>,
+    ) -> Option<T> {
+        self.emit(at, layer).ok()
+    }
+
+    /// Makes a check of a layer. Stores its error in the network.
+    pub(crate) fn checked<T>(
+        &self,
+        at: &Location<'_>,
+        check: impl FnOnce() -> Result<T>,
+    ) -> Option<T> {
+        let source = self.source(at);
+        let made = check();
+        self.update(&source, |_| made).ok()
     }
 
     /// Like [`Net::try_emit`], for a layer with one result.
@@ -83,6 +102,14 @@ impl<'a> Build<'a> {
         vars.iter().map(|var| self.id(*var)).collect()
     }
 
+    /// Appends the ops so far to a block. Later ones go to the layer's block.
+    pub fn append_to(&mut self, block: BlockId) {
+        // Variables are always in the root.
+        let variables = std::mem::replace(&mut self.main.block, block);
+        self.main.append();
+        self.main.block = variables;
+    }
+
     pub fn op(&mut self, name: &str) -> Result<OpEmitter<'_, 'a>> {
         self.main.named_op(name)
     }
@@ -95,9 +122,9 @@ impl<'a> Build<'a> {
         self.meta(var).shape
     }
 
-    /// Returns the given name, or a unique name such as `fc_0`.
+    /// Returns the given name, that of a [`Net::name_guard`], or a unique name such as `fc_0`.
     pub fn layer_name(&mut self, kind: &str, name: Option<&str>) -> String {
-        match name {
+        match name.or(self.main.layer.as_deref()) {
             Some(name) => name.to_string(),
             None => self.main.program.unique_name(&format!("{}{kind}", self.scope)),
         }

@@ -84,6 +84,7 @@ pub use activation::Act;
 pub use attr::ParamAttr;
 pub use call::{OpCall, Outputs};
 pub use clip::GradClip;
+pub use cond::OpenCond;
 pub use init::Init;
 pub use loss::{CrossEntropy, Reduction};
 pub use lr::{HostFn, HostRate, LearningRate, LrSchedule};

@@ -27,6 +27,8 @@ pub(crate) struct State {
     pub scope: String,
     pub device: Option<Arc<str>>,
     pub fp16_guard: bool,
+    /// Name of new layers, instead of automatic names.
+    pub layer: Option<Arc<str>>,
     /// Source of new ops and of errors, instead of the caller's line.
     source: Option<Arc<str>>,
     /// Role of new ops of the main program.
@@ -75,8 +77,10 @@ impl Net {
     fn continued(programs: Programs, registry: &'static Registry) -> Net {
         let (scope, block) = (String::new(), Program::ROOT);
         let (device, fp16_guard) = (None, false);
-        let (source, role) = (None, OpRole::FORWARD);
-        let state = State { programs, error: None, scope, device, fp16_guard, source, role, block };
+        let (layer, source, role) = (None, None, OpRole::FORWARD);
+        let error = None;
+        let state =
+            State { programs, error, scope, device, fp16_guard, layer, source, role, block };
         Net { registry, state: RefCell::new(state) }
     }
 
@@ -118,6 +122,25 @@ impl Net {
         state.scope.push_str(name);
         state.scope.push('/');
         Guard { net: self, before: Previous::Scope(before) }
+    }
+
+    /// Names the layers that are written while the guard is alive: their results are `<name>.tmp_0`
+    /// and so on. It is for layers whose options have no name. A name in the options of a layer
+    /// takes precedence.
+    ///
+    /// ```
+    /// # use fleet_nn::prelude::*;
+    /// let net = Net::new();
+    /// let x = net.data("x", [-1, 13], DType::F32);
+    /// let name = net.name_guard("error");
+    /// let loss = x.mse_loss(x, Reduction::Mean);
+    /// drop(name);
+    /// assert_eq!(loss.name(), "error.tmp_1");
+    /// assert_eq!(x.mean().name(), "mean_0.tmp_0");
+    /// ```
+    pub fn name_guard(&self, name: &str) -> Guard<'_> {
+        let before = self.state.borrow_mut().layer.replace(name.into());
+        Guard { net: self, before: Previous::Layer(before) }
     }
 
     /// Labels ops with a device (`cpu`, `gpu`, `gpu:1`, `gpu:all`) while the guard is alive.
@@ -341,12 +364,10 @@ impl Net {
         }
     }
 
-    /// Writes ops to `block` while `write` runs.
-    pub(crate) fn in_block<T>(&self, block: BlockId, write: impl FnOnce() -> T) -> T {
+    /// Writes ops to a block of the main program while the guard is alive.
+    pub(crate) fn block_guard(&self, block: BlockId) -> Guard<'_> {
         let before = std::mem::replace(&mut self.state.borrow_mut().block, block);
-        let made = write();
-        self.state.borrow_mut().block = before;
-        made
+        Guard { net: self, before: Previous::Block(before) }
     }
 
     /// Reads a variable of the main program.
@@ -381,7 +402,7 @@ fn check_device(device: &str) -> Result<()> {
         .got(format!("'{device}'")))
 }
 
-/// Guard that ends a scope, a device label or a region when dropped. Bind it to a name:
+/// Guard that ends a scope, a name, a label, a branch or a region when dropped. Bind it to a name:
 /// `let _scope = ..`.
 ///
 /// ```
@@ -399,6 +420,8 @@ enum Previous {
     Scope(String),
     Device(Option<Arc<str>>),
     Fp16Guard(bool),
+    Layer(Option<Arc<str>>),
+    Block(BlockId),
     Source(Option<Arc<str>>),
     Role(OpRole),
 }
@@ -410,6 +433,8 @@ impl Drop for Guard<'_> {
             Previous::Scope(scope) => state.scope = std::mem::take(scope),
             Previous::Device(device) => state.device = device.take(),
             Previous::Fp16Guard(inside) => state.fp16_guard = *inside,
+            Previous::Layer(layer) => state.layer = layer.take(),
+            Previous::Block(block) => state.block = *block,
             Previous::Source(source) => state.source = source.take(),
             Previous::Role(role) => state.role = *role,
         }

@@ -99,7 +99,10 @@ fn binary<'n>(kind: Kind, a: Operand<'n>, b: Operand<'n>, at: &Location<'_>) -> 
 
 /// Returns the stem of the names of operator results: `tmp_0`, `tmp_1` and so on.
 fn stem(build: &Build<'_>) -> String {
-    format!("{}tmp", build.scope)
+    match &build.main.layer {
+        Some(layer) => format!("{layer}.tmp"),
+        None => format!("{}tmp", build.scope),
+    }
 }
 
 fn with_number(build: &mut Build<'_>, kind: Kind, a: VarId, b: f64) -> Result<VarId> {

@@ -1,6 +1,7 @@
 //! Names, order and roles in programs as users see them. The two programs of each network are
 //! stored as text under `tests/filetests/nn`; `cargo xtask bless` rewrites them.
 
+use fleet_ir::VarId;
 use fleet_nn::models::{
     BertConfig, DeepFmConfig, GptConfig, ResNetConfig, WideDeepConfig, Word2VecConfig,
 };
@@ -71,6 +72,59 @@ fn filetests_wide_and_deep_with_two_optimizers() {
         net.apply_gradients(Adagrad::new(0.01), table).unwrap();
         net.apply_gradients(Adam::new(1e-3), rest).unwrap();
     });
+}
+
+/// Also written in Python (`python/tests/test_cond.py`).
+#[test]
+fn filetests_branches_with_several_results() {
+    check("cond.fleet", |net| {
+        let x = net.data("x", [-1, 3], DType::F32);
+        let stem = x.fc(Fc::new(3).act(Act::Tanh));
+        let results = net.cond_many(
+            stem.mean().greater_than(0.0),
+            || vec![stem.fc(Fc::new(4).act(Act::Relu)).fc(2), stem.mean()],
+            || {
+                let twice = stem * stem + stem;
+                let far = stem.sum().less_than(-1.0);
+                let inner = net.cond(far, || twice.fc(2), || (twice * 3.0).fc(Fc::new(2)).tanh());
+                vec![inner, stem.sum()]
+            },
+        );
+        let loss = (results[0] + stem.mean()).square().mean() + results[1] * 0.1;
+        net.minimize(loss, Sgd::new(0.1)).unwrap();
+    });
+}
+
+/// The steps write the program of the closures.
+#[test]
+fn steps_of_a_cond_write_the_same_program() {
+    let network = |by_steps: bool| -> fleet_nn::Result<Programs> {
+        let net = Net::new();
+        let x = net.data("x", [-1, 3], DType::F32);
+        let condition = x.mean().greater_than(0.0);
+        let (then, otherwise) = (|| vec![x.fc(2), x.mean()], || vec![x.fc(2).relu(), x.sum()]);
+        if !by_steps {
+            net.cond_many(condition, then, otherwise);
+            return net.finish();
+        }
+        let mut open = net.begin_cond(condition)?;
+        let branch = net.branch_guard(&open);
+        let results: Vec<VarId> = then().iter().map(Var::id).collect();
+        drop(branch);
+        // The programs may move to another network between the steps.
+        let net = Net::from_programs(net.finish()?);
+        let handles = |ids: &[VarId]| -> Vec<Var<'_>> {
+            ids.iter().map(|id| net.var_with_id(*id).unwrap()).collect()
+        };
+        net.begin_else(&mut open, &handles(&results))?;
+        let x = net.var("x");
+        let branch = net.branch_guard(&open);
+        let results = [x.fc(2).relu(), x.sum()];
+        drop(branch);
+        net.end_cond(open, &results)?;
+        net.finish()
+    };
+    assert_eq!(text(&network(true).unwrap()), text(&network(false).unwrap()));
 }
 
 /// Updates are in the order of names, whatever the order of layers.
@@ -162,6 +216,22 @@ fn explicit_names_and_scopes() {
     assert_eq!(x.fc(1).name(), "fc_0.tmp_1");
     assert_eq!(x.relu().name(), "relu_0.tmp_0");
     assert_eq!((x + x).name(), "tmp_0");
+    assert!(net.error().is_none(), "{:?}", net.error());
+}
+
+#[test]
+fn a_guard_names_layers() {
+    let net = Net::new();
+    let x = net.data("x", [-1, 4], DType::F32);
+    let y = net.data("y", [-1, 1], DType::I64);
+    let names: Vec<String> = {
+        let _name = net.name_guard("n");
+        let own = x.fc(Fc::new(1).name("own"));
+        [x + x, x.dropout(0.5), x.maximum(1.0), y.one_hot(4), own].iter().map(Var::name).collect()
+    };
+    // The number is a variable too.
+    assert_eq!(names, ["n.tmp_0", "n.tmp_1", "n.tmp_3", "n.tmp_4", "own.tmp_1"]);
+    assert_eq!(x.relu().name(), "relu_0.tmp_0");
     assert!(net.error().is_none(), "{:?}", net.error());
 }
 

@@ -114,8 +114,8 @@ pub mod prelude {
 pub mod nn {
     pub use fleet_nn::{
         Act, Auc, AucVars, CrossEntropy, Curve, Elementwise, GradClip, Gradients, Guard, HostFn,
-        HostRate, Init, LearningRate, LrSchedule, Minimized, Net, OpCall, Operand, Outputs,
-        ParamAttr, Programs, Reduction, Regularizer, Var, layers, models, optimizer,
+        HostRate, Init, LearningRate, LrSchedule, Minimized, Net, OpCall, OpenCond, Operand,
+        Outputs, ParamAttr, Programs, Reduction, Regularizer, Var, layers, models, optimizer,
     };
 }
 

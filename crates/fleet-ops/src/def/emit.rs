@@ -16,6 +16,7 @@ impl<'p> Emit<'p> {
             device: None,
             fp16_guard: false,
             source: None,
+            layer: None,
             ops: Vec::new(),
         }
     }
@@ -100,7 +101,7 @@ impl OpEmitter<'_, '_> {
         self
     }
 
-    /// Stem of the names of new variables (`fc_0.tmp`). The default is the op's name.
+    /// Stem of the names of new variables (`fc_0.tmp`). The default is the layer's or the op's name.
     pub fn named(mut self, stem: impl Into<String>) -> Self {
         self.name = Some(stem.into());
         self
@@ -145,8 +146,10 @@ impl<'e, 'p> OpEmitter<'e, 'p> {
         };
         let mut op = builder.finish_open().map_err(blamed)?;
         let inferred = def.shapes(&op, |var| meta(emit.program, var)).map_err(blamed)?;
-        let stem =
-            name.unwrap_or_else(|| format!("{}.tmp", emit.program.unique_name(def.spec.name)));
+        let stem = name.unwrap_or_else(|| match &emit.layer {
+            Some(layer) => format!("{layer}.tmp"),
+            None => format!("{}.tmp", emit.program.unique_name(def.spec.name)),
+        });
         for (slot, metas) in inferred.into_iter().enumerate() {
             if op.outputs[slot].is_empty() {
                 for meta in metas {

@@ -96,6 +96,8 @@ pub struct Emit<'p> {
     pub fp16_guard: bool,
     /// Source location of the ops, for errors: see [`Op::source`].
     pub source: Option<Arc<str>>,
+    /// Name of the layer, which begins the names of results that have no stem of their own.
+    pub layer: Option<Arc<str>>,
     /// The ops emitted so far.
     pub ops: Vec<OpId>,
 }
