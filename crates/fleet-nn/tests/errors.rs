@@ -210,3 +210,55 @@ fn a_given_source_replaces_the_line_of_the_caller() {
     let (programs, error) = net.into_parts();
     assert!(error.is_some() && programs.main.find_var("fc_0.w_0").is_some());
 }
+
+#[test]
+fn wrong_steps_of_a_cond_name_the_line() {
+    let net = Net::new();
+    let x = net.data("x", [-1, 4], DType::F32);
+    let mut open = net.begin_cond(x.mean().greater_than(0.0)).unwrap();
+    let early = open.clone();
+    let other = Net::new();
+    let line = line!();
+    let _ = other.end_cond(open.clone(), &[]);
+    check(other.finish(), line, &["the cond belongs to another network"]);
+
+    let branch = net.branch_guard(&open);
+    let copy = Net::from_programs(net.build().unwrap());
+    let inner = copy.branch_guard(&open);
+    let line = line!();
+    let _ = copy.begin_else(&mut open, &[]);
+    drop(inner);
+    check(copy.finish(), line, &["a branch of cond is still being written", "branch guard"]);
+    drop(branch);
+
+    let line = line!();
+    let _ = net.end_cond(early, &[]);
+    check(net.finish(), line, &["wrong order", "begin_cond, begin_else, end_cond"]);
+}
+
+#[test]
+fn wrong_weights_and_inputs_name_the_line() {
+    let net = Net::new();
+    let (x, y) = (net.data("x", [-1, 4], DType::F32), net.data("y", [-1, 1], DType::I64));
+    let weight = net.data("w", [3], DType::F32);
+    let line = line!();
+    x.cross_entropy_with(y, CrossEntropy::new().weight(weight));
+    check(net.finish(), line, &["wrong weight of cross entropy", "f32[4]", "got f32[3]"]);
+
+    let net = Net::new();
+    let (x, y) = (net.data("x", [-1, 4], DType::F32), net.data("y", [-1, 1], DType::I64));
+    let line = line!();
+    x.cross_entropy_of_probabilities_with(y, CrossEntropy::new().axis(0));
+    check(net.finish(), line, &["wrong axis", "expected the last one, got 0"]);
+
+    let net = Net::new();
+    let line = line!();
+    net.fc_of(&[], 3);
+    check(net.finish(), line, &["fc has no inputs"]);
+
+    let net = Net::new();
+    let (x, z) = (net.data("x", [3, 4], DType::F32), net.data("z", [2, 4], DType::F32));
+    let line = line!();
+    net.fc_of(&[x, z], 3);
+    check(net.finish(), line, &["input 1 of fc", "expected a result f32[3, 3]", "got f32[2, 3]"]);
+}

@@ -480,3 +480,124 @@ fn click_models_learn() {
     net.minimize(model.loss, Adam::new(1e-2).lazy_mode(true)).unwrap();
     learns(&net, model.loss, 16, 50, 10);
 }
+
+/// Cross entropy with weights against its formula, with and without ignored rows.
+#[test]
+fn weighted_cross_entropy_divides_by_the_weights() {
+    let logits = [[0.5f32, -1.0, 2.0], [1.0, 0.0, -0.5], [0.0, 3.0, 1.0]];
+    let weights = [1.0f32, 0.25, 4.0];
+    let loss_of = |row: usize, class: usize| {
+        let sum: f32 = logits[row].iter().map(|x| x.exp()).sum();
+        sum.ln() - logits[row][class]
+    };
+    let run = |labels: [i64; 3], with: CrossEntropy<'_>, of_probabilities: bool, flat: bool| {
+        let net = Net::new();
+        let x = net.data("x", [-1, 3], DType::F32);
+        let shape: &[i64] = if flat { &[-1] } else { &[-1, 1] };
+        let y = net.data("y", Shape::new(shape).unwrap(), DType::I64);
+        let w = net.data("w", [3], DType::F32);
+        let with = CrossEntropy {
+            soft_label: false,
+            ignore_index: with.ignore_index,
+            axis: None,
+            weight: Some(w),
+            reduction: with.reduction,
+        };
+        let loss = match of_probabilities {
+            true => x.softmax().cross_entropy_of_probabilities_with(y, with),
+            false => x.cross_entropy_with(y, with),
+        };
+        let main = net.build().unwrap().main;
+        let dims: &[i64] = if flat { &[3] } else { &[3, 1] };
+        let feeds = [
+            Tensor::from_slice(logits.as_flattened(), [3, 3]).unwrap(),
+            Tensor::from_slice(&labels, Shape::new(dims).unwrap()).unwrap(),
+            Tensor::from_slice(&weights, [3]).unwrap(),
+        ];
+        let feed = [("x", &feeds[0]), ("y", &feeds[1]), ("w", &feeds[2])];
+        let mut scope = Scope::new();
+        let name = loss.name();
+        let out = Interpreter::new().run(&main, &mut scope, &feed, &[&name]).unwrap();
+        let mut executor = Executor::new(ExecOptions::threads(1));
+        let same = executor.run(&main, &mut scope, &feed, &[&name]).unwrap();
+        let out: Vec<f32> = out[0].to_vec().unwrap();
+        for (a, b) in out.iter().zip(same[0].to_vec::<f32>().unwrap()) {
+            assert!((a - b).abs() < 1e-6, "{a} and {b}");
+        }
+        out
+    };
+    let near = |found: &[f32], expected: &[f32]| {
+        assert_eq!(found.len(), expected.len());
+        for (a, b) in found.iter().zip(expected) {
+            assert!((a - b).abs() < 1e-5, "{found:?}, not {expected:?}");
+        }
+    };
+    let sum = 4.0 * loss_of(0, 2) + loss_of(1, 0) + 0.25 * loss_of(2, 1);
+    for (of_probabilities, flat) in [(false, false), (false, true), (true, false)] {
+        let run = |labels, with| run(labels, with, of_probabilities, flat);
+        near(&run([2, 0, 1], CrossEntropy::new()), &[sum / 5.25]);
+        near(&run([2, 0, 1], CrossEntropy::new().reduction(Reduction::Sum)), &[sum]);
+        let each = [4.0 * loss_of(0, 2), loss_of(1, 0), 0.25 * loss_of(2, 1)];
+        near(&run([2, 0, 1], CrossEntropy::new().reduction(Reduction::None)), &each);
+        // Labels that are ignored may be any number.
+        let two = (4.0 * loss_of(0, 2) + 0.25 * loss_of(2, 1)) / 4.25;
+        near(&run([2, -100, 1], CrossEntropy::new()), &[two]);
+        near(&run([2, 7, 1], CrossEntropy::new().ignore_index(7)), &[two]);
+        near(&run([-1, -1, -1], CrossEntropy::new().ignore_index(-1)), &[0.0]);
+    }
+}
+
+/// Soft labels and classes along another axis.
+#[test]
+fn weighted_cross_entropy_of_soft_labels_and_images() {
+    let net = Net::new();
+    let x = net.data("x", [2, 3, 2], DType::F32);
+    let y = net.data("y", [2, 1, 2], DType::I64);
+    let soft = net.data("soft", [2, 3, 2], DType::F32);
+    let w = net.data("w", [3], DType::F32);
+    let with = CrossEntropy::new().axis(1).weight(w);
+    let hard = x.cross_entropy_with(y, with);
+    let same = x.cross_entropy_with(soft, with.soft_label());
+    let numbers: Vec<f32> = (0..12).map(|n| (n * 5 % 7) as f32 / 3.0).collect();
+    let labels = [2i64, 0, 1, 2];
+    let mut ones = [0.0f32; 12];
+    for (at, label) in labels.iter().enumerate() {
+        ones[at / 2 * 6 + *label as usize * 2 + at % 2] = 1.0;
+    }
+    let feeds = [
+        Tensor::from_slice(&numbers, [2, 3, 2]).unwrap(),
+        Tensor::from_slice(&labels, [2, 1, 2]).unwrap(),
+        Tensor::from_slice(&ones, [2, 3, 2]).unwrap(),
+        Tensor::from_slice(&[1.0f32, 0.5, 3.0], [3]).unwrap(),
+    ];
+    let feed = [("x", &feeds[0]), ("y", &feeds[1]), ("soft", &feeds[2]), ("w", &feeds[3])];
+    let main = net.build().unwrap().main;
+    let fetch = [hard.name(), same.name()];
+    let fetch: Vec<&str> = fetch.iter().map(String::as_str).collect();
+    let out = Interpreter::new().run(&main, &mut Scope::new(), &feed, &fetch).unwrap();
+    let [a, b] = [out[0].to_vec::<f32>().unwrap()[0], out[1].to_vec::<f32>().unwrap()[0]];
+    assert!(a > 0.1 && (a - b).abs() < 1e-6, "{a} and {b}");
+}
+
+/// The layer on two inputs is the layer on their concatenation, with the weights one above the
+/// other.
+#[test]
+fn fc_of_several_inputs_sums_their_products() {
+    let net = Net::new();
+    let (x, y) = (net.data("x", [-1, 2], DType::F32), net.data("y", [-1, 3], DType::F32));
+    let out = net.fc_of(&[x, y], Fc::new(4).act(Act::Tanh));
+    let weights = net.concat(&[net.var("fc_0.w_0"), net.var("fc_0.w_1")], 0);
+    let same = (net.concat(&[x, y], 1).matmul(weights) + net.var("fc_0.b_0")).tanh();
+    let main = net.build().unwrap().main;
+    let mut scope = started(&net);
+    let feeds = [
+        Tensor::from_slice(&[0.5f32, -1.0, 2.0, 0.25], [2, 2]).unwrap(),
+        Tensor::from_slice(&[1.0f32, 0.0, -1.0, 0.5, 0.5, 2.0], [2, 3]).unwrap(),
+    ];
+    let feed = [("x", &feeds[0]), ("y", &feeds[1])];
+    let fetch = [out.name(), same.name()];
+    let fetch: Vec<&str> = fetch.iter().map(String::as_str).collect();
+    let made = Interpreter::new().run(&main, &mut scope, &feed, &fetch).unwrap();
+    let [a, b] = [made[0].to_vec::<f32>().unwrap(), made[1].to_vec::<f32>().unwrap()];
+    assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-6), "{a:?} and {b:?}");
+}
