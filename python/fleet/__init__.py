@@ -14,6 +14,8 @@ A network is written with layers, becomes a program, and is run by an executor::
     exe.run(feed={"x": xs, "y": ys}, fetch_list=[loss])
 """
 
+from fleet._absent import spelled as _spelled
+from fleet._absent import _LAZY
 from fleet._absent import absent as _absent
 from fleet import _logging
 from fleet import core, distributed, fluid, io, metric, nn, onnx, optimizer, reader, regularizer
@@ -38,7 +40,7 @@ _define(
     """
     cast(x, dtype)
     full_like(x, fill_value, name=None)
-    arange(start, end, step=1, dtype='int64')
+    arange(start, end, step=1, dtype='int64', name=None)
     assign(x, output=None)
     scale(x, scale=1.0, bias=0.0, bias_after_scale=True, act=None, name=None)
     add(x, y, name=None) = elementwise_add
@@ -57,7 +59,7 @@ _define(
     max(x, axis=None, keepdim=False, name=None) = reduce_max
     min(x, axis=None, keepdim=False, name=None) = reduce_min
     prod(x, axis=None, keepdim=False, name=None) = reduce_prod
-    cumsum(x, axis)
+    cumsum(x, axis, name=None)
     argmax(x, axis=None, keepdim=False, dtype='int64', name=None)
     argmin(x, axis=None, keepdim=False, dtype='int64', name=None)
     topk(x, k, axis=None, largest=True, sorted=True, name=None)
@@ -86,10 +88,10 @@ _define(
     logical_and(x, y, name=None)
     logical_or(x, y, name=None)
     logical_not(x, name=None)
-    where(condition, x, y)
+    where(condition, x, y, name=None)
     concat(x, axis=0, name=None)
     stack(x, axis=0, name=None)
-    unstack(x, axis=0)
+    unstack(x, axis=0, name=None)
     split(x, num_or_sections, axis=0, name=None)
     reshape(x, shape, name=None)
     flatten(x, start_axis=0, stop_axis=-1, name=None)
@@ -99,10 +101,10 @@ _define(
     slice(input, axes, starts, ends)
     strided_slice(x, axes, starts, ends, strides)
     gather(x, index, axis=None, name=None)
-    gather_nd(x, index)
-    scatter(x, index, updates, overwrite=True)
-    expand(x, shape)
-    tile(x, repeat_times)
+    gather_nd(x, index, name=None)
+    scatter(x, index, updates, overwrite=True, name=None)
+    expand(x, shape, name=None)
+    tile(x, repeat_times, name=None)
     """,
 )
 
@@ -123,8 +125,10 @@ def enable_static():
 def disable_static():
     """Not supported: there is no dynamic graph."""
     raise NotImplementedError(
-        "the dynamic graph is not supported\n  "
-        "help: write the network with fleet.static.nn and run it with fleet.static.Executor"
+        _spelled(
+            "the dynamic graph is not supported\n  "
+            "help: write the network with fleet.static.nn and run it with fleet.static.Executor"
+        )
     )
 
 
@@ -155,4 +159,4 @@ uint8 = "uint8"
 
 _logging.start()
 
-__getattr__ = _absent(__name__, lazy=("compat", "dataset", "device", "notebook", "vision"))
+__getattr__ = _absent(__name__, lazy=("compat", "notebook", *_LAZY))

@@ -1,5 +1,6 @@
 """Documented names that the package does not have: the error names the alternative."""
 
+import dis
 import importlib
 import re
 import sys
@@ -9,10 +10,15 @@ class Unsupported(AttributeError, NotImplementedError):
     """A documented name that the package does not have."""
 
 
+class UnsupportedModule(ImportError, NotImplementedError):
+    """A documented module or name that cannot be imported. The text names the alternative."""
+
+
 _FEED = "read the data in Python, and pass arrays: exe.run(feed=..)"
 _LAYERS = "write the network with fleet.static.nn"
 _JOBS = "fleet.distributed.fleet.distributed_optimizer, with the gradients of all workers summed"
-_BRANCHES = "compute both branches and select: fleet.where"
+_BRANCHES = "fleet.static.nn.cond, or compute both branches and select: fleet.where"
+_LOOPS = "write the steps one after another, or loop in Python over runs of exe.run"
 _RANDOM = "feed random arrays, which differ in every run: np.random.rand(..)"
 _RAGGED = "pad the rows to one length, look them up, and reduce: fleet.sum(rows, axis=1)"
 _SEQUENCE = "pad the rows to one length, and use layers of whole arrays: fleet.static.nn"
@@ -66,8 +72,6 @@ _NAMES = {
         "avg_pool1d": "fleet.nn.functional.avg_pool2d of x with a height of 1",
         "batch_norm": "fleet.static.nn.batch_norm",
         "binary_cross_entropy": "fleet.mean(fleet.nn.functional.log_loss(x, label))",
-        "binary_cross_entropy_with_logits": "fleet.mean of "
-        "fleet.nn.functional.sigmoid_cross_entropy_with_logits",
         "conv2d": "fleet.static.nn.conv2d, which has the parameter",
         "embedding": "fleet.static.nn.embedding, which has the parameter",
         "layer_norm": "fleet.static.nn.layer_norm",
@@ -80,7 +84,10 @@ _NAMES = {
         "load": "fleet.static.load_vars or load_inference_model",
         "save": "fleet.static.save_vars or save_inference_model",
     },
-    "fleet.static.nn": {name: _BRANCHES for name in ["case", "cond", "switch_case", "while_loop"]},
+    "fleet.static.nn": {
+        **{name: _BRANCHES for name in ["case", "switch_case"]},
+        "while_loop": _LOOPS,
+    },
     "fleet.vision": {name: _FEED for name in ["datasets", "models", "transforms"]},
     "fleet.fluid": {
         "create_lod_tensor": "pad the rows to one length and feed an array, or read them with a "
@@ -99,8 +106,8 @@ _NAMES = {
         "set_gradient_clip": _CLIP,
     },
     "fleet.fluid.layers": {
-        **{name: _BRANCHES for name in ["IfElse", "Switch", "While", "case", "cond"]},
-        **{name: _BRANCHES for name in ["StaticRNN", "DynamicRNN", "while_loop"]},
+        **{name: _BRANCHES for name in ["IfElse", "Switch", "case"]},
+        **{name: _LOOPS for name in ["DynamicRNN", "StaticRNN", "While", "while_loop"]},
         **{name: _RANDOM for name in ["gaussian_random", "uniform_random"]},
         **{name: _SEQUENCE for name in ["dynamic_gru", "dynamic_lstm", "lstm"]},
         **{name: _SEQUENCE for name in ["sequence_conv", "sequence_softmax"]},
@@ -152,8 +159,28 @@ def set_root(name):
 
 
 def spelled(text):
-    """Returns a text with the names of modules as scripts write them."""
-    return text if _root == "fleet" else re.sub(r"(?<![\w.])fleet(?=[.'])", _root, text)
+    """Returns a text with the names of this package as scripts write them. Names of the module
+    `fleet.distributed.fleet`, which scripts call `fleet`, stay: `fleet.init`."""
+    if _root == "fleet":
+        return text
+    return re.sub(r"(?<![\w.])fleet((?:\.\w+)+|(?='))", _respelled, text)
+
+
+def _respelled(match):
+    parts = match[1].split(".")[1:]
+    package = sys.modules["fleet"]
+    if not parts or parts[0] in _LAZY:
+        return _root + match[1]
+    known = vars(package)
+    if parts[0] == "utils" and len(parts) > 1:
+        # Both modules have one of this name.
+        known, parts = vars(package.utils), parts[1:]
+    is_own = parts[0] in known or parts[0] in _NAMES["fleet"]
+    return (_root if is_own and parts[0] != "compat" else "fleet") + match[1]
+
+
+#: Modules that the package imports at their first use.
+_LAZY = ("dataset", "device", "vision")
 
 
 def nearest(name, module):
@@ -167,6 +194,11 @@ def nearest(name, module):
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
+def _is_import(frame):
+    """Whether a frame is at the name of a ``from module import name``."""
+    return frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]
+
+
 def absent(module, lazy=()):
     """Returns the `__getattr__` of a module. Modules in `lazy` are imported at their first use."""
 
@@ -176,7 +208,14 @@ def absent(module, lazy=()):
         text = spelled(f"module '{module}' has no attribute '{name}'")
         known = advice(module, name)
         if known is not None:
-            raise Unsupported(f"{text}: it is not supported in Python\n  help: {spelled(known)}")
-        raise AttributeError(text + nearest(name, module))
+            kind = Unsupported
+            text = f"{text}: it is not supported in Python\n  help: {spelled(known)}"
+        else:
+            kind, text = AttributeError, text + nearest(name, module)
+        if _is_import(sys._getframe(1)):
+            # `from module import name` replaces an AttributeError by a text of its own.
+            kind = UnsupportedModule if known is not None else ImportError
+            raise kind(text, name=module)
+        raise kind(text)
 
     return __getattr__

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 
+from fleet._absent import spelled as _spelled
 from fleet import _fleet
 from fleet._framework import Variable
 
@@ -308,7 +309,7 @@ def _job(fleet):
     from fleet.distributed.fleet._job import joined
 
     if not hasattr(fleet, "worker_num"):
-        raise TypeError(f"fleet: expected the module fleet.distributed.fleet, got {fleet!r}")
+        raise TypeError(_spelled(f"fleet: expected the module fleet.distributed.fleet, got {fleet!r}"))
     return joined()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 
+from fleet._absent import spelled as _spelled
 from fleet import _checks, _fleet
 from fleet._framework import Program, Variable, _set, _state, default_main_program
 
@@ -170,8 +171,10 @@ class Executor:
         threads = _checks.integer("threads", threads, 0, THREADS_MAX)
         if not isinstance(place, (CPUPlace, CUDAPlace, type(None))):
             raise TypeError(
-                f"place: expected CPUPlace() or CUDAPlace(0), got {place!r}\n  "
-                "help: fleet.set_device returns the place of a name"
+                _spelled(
+                    f"place: expected CPUPlace() or CUDAPlace(0), got {place!r}\n  "
+                    "help: fleet.set_device returns the place of a name"
+                )
             )
         self.place = place or CPUPlace()
         self._threads = threads

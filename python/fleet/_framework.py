@@ -12,6 +12,7 @@ import threading
 import warnings
 import weakref
 
+from fleet._absent import spelled as _spelled
 from fleet import _fleet
 
 
@@ -410,8 +411,10 @@ def _index(item):
         except TypeError:
             pass
     raise TypeError(
-        f"an index must be an integer, a slice, ... or None, got {item!r}\n  "
-        "help: use fleet.gather for rows by their numbers"
+        _spelled(
+            f"an index must be an integer, a slice, ... or None, got {item!r}\n  "
+            "help: use fleet.gather for rows by their numbers"
+        )
     )
 
 
@@ -495,6 +498,19 @@ def all_or_none(program, startup):
     except BaseException:
         for cell, before in saved:
             cell.restore(before)
+        raise
+
+
+@contextlib.contextmanager
+def undone_on_error(program, startup):
+    """Like `all_or_none`, for calls of layers only: they do not change what is there already. Ids
+    of variables of a failed call are not given to others."""
+    marks = [(each._cell, each._cell.mark()) for each in (program, startup)]
+    try:
+        yield
+    except BaseException:
+        for cell, mark in marks:
+            cell.undo(mark)
         raise
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 
+from fleet._absent import spelled as _spelled
 from fleet import _rows
 from fleet._executor import started_loaders
 from fleet._prefetch import Prefetch, in_threads, map_closed
@@ -329,7 +330,9 @@ class GeneratorLoader(_Loader):
         for batch in self._batches:
             return batch
         raise EOFException(
-            "the loader has no more batches\n  help: catch fleet.core.EOFException, and reset it"
+            _spelled(
+                "the loader has no more batches\n  help: catch fleet.core.EOFException, and reset it"
+            )
         )
 
 
@@ -380,8 +383,10 @@ class DataFeeder:
         """Returns a reader of feeds, from a reader of lists of samples."""
         if multi_devices:
             raise NotImplementedError(
-                "multi_devices is not supported\n  "
-                "help: use a collective job: fleet.distributed.fleet"
+                _spelled(
+                    "multi_devices is not supported\n  "
+                    "help: use a collective job: fleet.distributed.fleet"
+                )
             )
 
         def feeds():

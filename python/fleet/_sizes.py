@@ -2,6 +2,7 @@
 
 import operator
 
+from fleet._absent import spelled as _spelled
 from fleet._framework import Variable, call
 
 
@@ -46,10 +47,13 @@ def full(shape, fill_value, dtype="float32", name=None):
     first, rest = sizes[0], sizes[1:]
     if any(isinstance(size, Variable) for size in rest) or getattr(first, "_axis", None) != 0:
         raise NotImplementedError(
-            "full(): shape: only the first size may be a variable, the batch size of another "
-            "variable\n  help: write it as fleet.shape(x)[0]"
+            _spelled(
+                "full(): shape: only the first size may be a variable, the batch size of another "
+                "variable\n  help: write it as fleet.shape(x)[0]"
+            )
         )
     args = {"x": first._of, "shape": [-1, *rest], "dtype": dtype, "value": fill_value}
+    args["name"] = name
     return call("full_batch", args, first.program)
 
 

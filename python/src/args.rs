@@ -1,15 +1,15 @@
 //! Arguments of a layer, as Python passes them: by name, all of them present.
 
 use crate::arrays::long_name;
-use crate::error::exception;
+use crate::error::{exception, spelled};
 use crate::program::ProgramCell;
 use fleet::nn::layers::{DataFormat, Entry, Padding, Pair};
-use fleet::nn::{Act, Init, Net, OpCall, Operand, ParamAttr, Reduction, Regularizer, Var};
+use fleet::nn::{Act, Guard, Init, Net, OpCall, Operand, ParamAttr, Reduction, Regularizer, Var};
 use fleet::{DType, Shape, ir};
 use fleet_base::EntityRef;
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyTuple};
 
 /// The arguments of one call.
 pub struct Args<'n, 'py> {
@@ -196,7 +196,7 @@ impl<'n, 'py> Args<'n, 'py> {
             return Ok(());
         }
         let text = format!("{}(): {name}={got} is not supported: expected {only}", self.layer);
-        Err(PyNotImplementedError::new_err(format!("{text}\n  help: {help}")))
+        Err(PyNotImplementedError::new_err(spelled(format!("{text}\n  help: {help}"))))
     }
 
     // Variables
@@ -221,22 +221,6 @@ impl<'n, 'py> Args<'n, 'py> {
         self.as_var(name, &self.get(name)?)
     }
 
-    /// A variable, or a list of one.
-    pub fn only_var(&self, name: &str) -> PyResult<Var<'n>> {
-        let value = self.get(name)?;
-        match value.len() {
-            Ok(1) if value.is_instance_of::<PyList>() => self.as_var(name, &value.get_item(0)?),
-            Ok(count) if value.is_instance_of::<PyList>() => {
-                Err(PyNotImplementedError::new_err(format!(
-                    "{}(): {name}: expected one Variable, got a list of {count}\n  \
-                     help: join them first: fleet.concat([..], axis=1)",
-                    self.layer
-                )))
-            }
-            _ => self.as_var(name, &value),
-        }
-    }
-
     pub fn maybe_var(&self, name: &str) -> PyResult<Option<Var<'n>>> {
         self.some(name)?.map(|value| self.as_var(name, &value)).transpose()
     }
@@ -249,6 +233,15 @@ impl<'n, 'py> Args<'n, 'py> {
         }
         let items = value.try_iter().map_err(|_| self.wrong(name, "variables", &value))?;
         items.map(|item| self.as_var(name, &item?)).collect()
+    }
+
+    /// A variable, or a list of variables.
+    pub fn var_or_list(&self, name: &str) -> PyResult<Vec<Var<'n>>> {
+        let value = self.get(name)?;
+        match value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+            true => self.vars(name),
+            false => Ok(vec![self.as_var(name, &value)?]),
+        }
     }
 
     /// A variable or a number.
@@ -316,6 +309,18 @@ impl<'n, 'py> Args<'n, 'py> {
         }))
     }
 
+    /// Names the layers that are written while the guard is alive, if the call has a name: for
+    /// layers whose options have none.
+    pub fn name_guard(&self) -> PyResult<Option<Guard<'n>>> {
+        Ok(self.maybe_text("name")?.map(|name| self.net.name_guard(&name)))
+    }
+
+    /// Writes a layer whose options have no name under a `name_guard`.
+    pub fn named<T>(&self, write: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+        let _name = self.name_guard()?;
+        write()
+    }
+
     /// Starts an op with the layer's name, if it has one.
     pub fn op(&self, op: &'static str) -> PyResult<OpCall<'n>> {
         let call = self.net.op(op);
@@ -331,7 +336,7 @@ impl<'n, 'py> Args<'n, 'py> {
 
 /// Returns the `TypeError` for a value.
 pub fn wrong(what: &str, expected: &str, got: &Bound<'_, PyAny>) -> PyErr {
-    PyTypeError::new_err(format!("{what}: expected {expected}, got {}", shown(got)))
+    PyTypeError::new_err(spelled(format!("{what}: expected {expected}, got {}", shown(got))))
 }
 
 /// Returns the text of a `ValueError` for a value.

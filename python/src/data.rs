@@ -99,7 +99,7 @@ impl DatasetCell {
         record_ids: bool,
         settings: Settings,
     ) -> PyResult<DatasetCell> {
-        let program = program.get().program()?;
+        let program = program.get().whole()?;
         let make = || {
             let names: Vec<&str> = inputs.iter().map(String::as_str).collect();
             let mut schema = fleet::slots_of(&program, &names)?;

@@ -6,13 +6,18 @@ use pyo3::PyErr;
 use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::any::Any;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 /// Returns the exception for an error: `ValueError` for what the caller gave, `NotImplementedError`
 /// (which is a `RuntimeError`) for what Fleet does not support, and `RuntimeError` for the rest.
 pub fn exception(error: &Error) -> PyErr {
-    let text = in_python(error.to_string());
+    // The error is only what Rust makes of an exception of the user's function.
+    if let Some(raised) = RAISED.take() {
+        return raised;
+    }
+    let text = spelled(in_python(error.to_string()));
     match error.kind() {
         ErrorKind::Invalid => PyValueError::new_err(text),
         ErrorKind::Unsupported => PyNotImplementedError::new_err(text),
@@ -62,6 +67,34 @@ fn in_python(text: String) -> String {
     })
 }
 
+/// Returns a text with the names of modules as scripts write them (`fleet/_absent.py`).
+pub fn spelled(text: String) -> String {
+    if !text.contains("fleet.") {
+        return text;
+    }
+    let spelled = Python::attach(|py| {
+        py.import("fleet._absent")?.call_method1("spelled", (&text,))?.extract::<String>()
+    });
+    spelled.unwrap_or(text)
+}
+
+thread_local! {
+    /// The exception of a function of Python that Rust has called in this thread, and that had to
+    /// return a value.
+    static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
+}
+
+/// Keeps the exception of a function of Python. It takes the place of the next error of this
+/// thread.
+pub fn raise_later(exception: PyErr) {
+    RAISED.set(Some(exception));
+}
+
+/// Forgets an exception that no error has followed.
+pub fn forget_raised() {
+    RAISED.set(None);
+}
+
 /// Conversion of results.
 pub trait OrRaise<T> {
     fn or_raise(self) -> PyResult<T>;
@@ -89,6 +122,7 @@ pub fn released<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> fleet::Result<T> + Send,
 ) -> PyResult<T> {
+    forget_raised();
     let ended = py.detach(|| guarded(call)).and_then(|made| made);
     if ended.is_err() {
         py.check_signals()?;

@@ -67,7 +67,7 @@ pub struct Task {
 
 impl Task {
     fn new(program: &ProgramCell, scope: &ScopeCell) -> PyResult<Task> {
-        let held = program.lock()?;
+        let held = program.lock_whole()?;
         let program = Arc::clone(&held.program);
         let (host_rates, job) = (held.host_rates.clone(), held.job.clone());
         let (tables, for_test) = (held.tables.clone(), held.for_test);

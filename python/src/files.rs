@@ -19,7 +19,7 @@ pub fn save_vars(
     scope: &Bound<'_, ScopeCell>,
     names: Option<HashSet<String>>,
 ) -> PyResult<()> {
-    let (program, scope) = (program.get().program()?, scope.get().lock()?);
+    let (program, scope) = (program.get().whole()?, scope.get().lock()?);
     let scope = &*scope;
     released(py, || match names {
         None => fleet::save_persistables(path, &program, scope),
@@ -38,7 +38,7 @@ pub fn load_vars(
     names: Option<HashSet<String>>,
 ) -> PyResult<()> {
     let job = program.get().lock()?.job.clone();
-    let (program, mut scope) = (program.get().program()?, scope.get().lock()?);
+    let (program, mut scope) = (program.get().whole()?, scope.get().lock()?);
     let scope = &mut *scope;
     released(py, || match (names, job) {
         (None, _) => fleet::load_persistables(path, &program, scope),
@@ -61,7 +61,7 @@ pub fn save_inference_model(
     targets: Vec<String>,
     scope: &Bound<'_, ScopeCell>,
 ) -> PyResult<()> {
-    let (program, scope) = (program.get().program()?, scope.get().lock()?);
+    let (program, scope) = (program.get().whole()?, scope.get().lock()?);
     let (scope, targets) = (&*scope, targets.iter().map(String::as_str).collect::<Vec<_>>());
     released(py, || {
         check_has_rows(&program, &targets)?;

@@ -145,19 +145,19 @@ layers! {
         let call = a.op("fill_any_like")?.input("X", x);
         call.attr("value", a.element("fill_value", x.dtype())?).one("Out")
     };
-    "full_batch(x, shape, dtype, value)" => |a| {
+    "full_batch(x, shape, dtype, value, name=None)" => |a| a.named(|| {
         let dtype = a.dtype("dtype")?;
-        a.var("x")?.full_batch(a.shape("shape")?, a.element("value", dtype)?, dtype)
-    };
-    "arange(start, end, step=1, dtype='int64')" => |a| {
+        Ok(a.var("x")?.full_batch(a.shape("shape")?, a.element("value", dtype)?, dtype))
+    })?;
+    "arange(start, end, step=1, dtype='int64', name=None)" => |a| a.named(|| {
         let dtype = a.dtype("dtype")?;
         let number = |name| a.element(name, dtype);
-        a.net.range(number("start")?, number("end")?, number("step")?, dtype)
-    };
+        Ok(a.net.range(number("start")?, number("end")?, number("step")?, dtype))
+    })?;
 
     // Layers
     "fc(x, size, num_flatten_dims=1, weight_attr=None, bias_attr=None, activation=None, \
-     name=None)" => |a| a.only_var("x")?.fc(Fc {
+     name=None)" => |a| a.net.fc_of(&a.var_or_list("x")?, Fc {
         num_flatten_dims: a.int("num_flatten_dims")?,
         act: a.act("activation")?,
         weight: a.param("weight_attr")?,
@@ -231,18 +231,19 @@ layers! {
     "pool2d(x, pool_size=-1, pool_type='max', pool_stride=1, pool_padding=0, \
      global_pooling=False, ceil_mode=False, name=None, exclusive=True, data_format='NCHW', \
      adaptive=False)" => |a| pool2d(a)?;
-    "dropout(x, p=0.5, training=True, mode='upscale_in_train', seed=None)" => |a| {
+    "dropout(x, p=0.5, training=True, mode='upscale_in_train', seed=None, name=None)"
+        => |a| a.named(|| {
         let (x, prob) = (a.var("x")?, a.float("p")?);
         let downgrade_in_infer = downgrades(a)?;
-        match (a.bool("training")?, downgrade_in_infer) {
+        Ok(match (a.bool("training")?, downgrade_in_infer) {
             (true, _) => {
                 let seed = a.maybe_int("seed")?.unwrap_or(0);
                 x.dropout(Dropout { prob, downgrade_in_infer, seed })
             }
             (false, true) => x.scale(1.0 - prob, 0.0),
             (false, false) => x,
-        }
-    };
+        })
+    })?;
     "multi_head_attention(x, heads, key_value=None, causal=False, mask=None, dropout=0.0, \
      initializer=None, name=None)" => |a| a.var("x")?.multi_head_attention(MultiHeadAttention {
         key_value: a.maybe_var("key_value")?,
@@ -259,15 +260,20 @@ layers! {
 
     // Losses and metrics
     "cross_entropy(x, label, weight=None, ignore_index=-100, reduction='mean', \
-     soft_label=False, axis=-1, use_softmax=True)" => |a| cross_entropy(a)?;
+     soft_label=False, axis=-1, use_softmax=True, name=None)" => |a| {
+        a.named(|| cross_entropy(a))?
+    };
     "softmax_with_cross_entropy(x, label, soft_label=False, ignore_index=-100, axis=-1, \
      return_softmax=False)" => |a| {
         let (loss, softmax) =
             a.var("x")?.softmax_with_cross_entropy(a.var("label")?, softmax_options(a)?);
         if a.bool("return_softmax")? { Made::from((loss, softmax)) } else { Made::from(loss) }
     };
-    "cross_entropy_of_probabilities(x, label, soft_label=False)" => |a| {
-        a.var("x")?.cross_entropy_of_probabilities(a.var("label")?, a.bool("soft_label")?)
+    "cross_entropy_of_probabilities(x, label, soft_label=False, ignore_index=-100)" => |a| {
+        let ignore_index = Some(a.int("ignore_index")?).filter(|index| *index != -100);
+        let with = CrossEntropy { ignore_index, reduction: Reduction::None, ..CrossEntropy::new() };
+        let with = CrossEntropy { soft_label: a.bool("soft_label")?, ..with };
+        a.var("x")?.cross_entropy_of_probabilities_with(a.var("label")?, with)
     };
     "sigmoid_cross_entropy_with_logits(x, label, name=None)" => |a| {
         let call = a.op("sigmoid_cross_entropy_with_logits")?;
@@ -278,22 +284,24 @@ layers! {
         call.input("Labels", a.var("label")?).attr("epsilon", a.float("epsilon")?).one("Loss")
     };
     "square_error_cost(x, label)" => |a| a.var("x")?.square_error_cost(a.var("label")?);
-    "mse_loss(x, label, reduction='mean')" => |a| {
-        a.var("x")?.mse_loss(a.var("label")?, a.reduction("reduction")?)
-    };
-    "l1_loss(x, label, reduction='mean')" => |a| {
-        a.var("x")?.l1_loss(a.var("label")?, a.reduction("reduction")?)
-    };
+    "mse_loss(x, label, reduction='mean', name=None)" => |a| a.named(|| {
+        Ok(a.var("x")?.mse_loss(a.var("label")?, a.reduction("reduction")?))
+    })?;
+    "l1_loss(x, label, reduction='mean', name=None)" => |a| a.named(|| {
+        Ok(a.var("x")?.l1_loss(a.var("label")?, a.reduction("reduction")?))
+    })?;
     "huber_loss(x, label, delta, reduction='none')" => |a| {
         a.var("x")?.huber_loss(a.var("label")?, a.float("delta")?, a.reduction("reduction")?)
     };
-    "kl_div(x, label, reduction='mean')" => |a| {
-        a.var("x")?.kldiv_loss(a.var("label")?, a.reduction("reduction")?)
+    "kl_div(x, label, reduction='mean', name=None)" => |a| a.named(|| {
+        Ok(a.var("x")?.kldiv_loss(a.var("label")?, a.reduction("reduction")?))
+    })?;
+    "nll_loss(x, label, reduction='mean', name=None)" => |a| a.named(|| {
+        Ok(a.var("x")?.nll_loss(a.var("label")?, a.reduction("reduction")?))
+    })?;
+    "label_smooth(x, epsilon=0.1, name=None)" => |a| {
+        a.named(|| Ok(a.var("x")?.label_smooth(a.float("epsilon")?)))?
     };
-    "nll_loss(x, label, reduction='mean')" => |a| {
-        a.var("x")?.nll_loss(a.var("label")?, a.reduction("reduction")?)
-    };
-    "label_smooth(x, epsilon=0.1)" => |a| a.var("x")?.label_smooth(a.float("epsilon")?);
     "accuracy(x, label, k=1)" => |a| a.var("x")?.accuracy(a.var("label")?, a.int("k")?);
     "auc(x, label, curve='ROC', num_thresholds=4095, topk=1, slide_steps=1)" => |a| {
         a.only("topk", "1", "the area is that of the positive class")?;
@@ -426,7 +434,9 @@ layers! {
         on_x(a, "logical_or")?.input("Y", a.var("y")?).one("Out")
     };
     "logical_not(x, name=None)" => |a| unary(a, "logical_not")?;
-    "where(condition, x, y)" => |a| a.var("x")?.where_true(a.var("condition")?, a.var("y")?);
+    "where(condition, x, y, name=None)" => |a| {
+        a.named(|| Ok(a.var("x")?.where_true(a.var("condition")?, a.var("y")?)))?
+    };
     "matmul(x, y, transpose_x=False, transpose_y=False, alpha=1.0, name=None)" => |a| {
         let call = on_x(a, "matmul_v2")?.input("Y", a.var("y")?);
         let call = call.attr("trans_x", a.bool("transpose_x")?);
@@ -444,7 +454,7 @@ layers! {
     "reduce_max(x, axis=None, keepdim=False, name=None)" => |a| reduced(a, "reduce_max")?;
     "reduce_min(x, axis=None, keepdim=False, name=None)" => |a| reduced(a, "reduce_min")?;
     "reduce_prod(x, axis=None, keepdim=False, name=None)" => |a| reduced(a, "reduce_prod")?;
-    "cumsum(x, axis)" => |a| a.var("x")?.cumsum(a.int("axis")?);
+    "cumsum(x, axis, name=None)" => |a| a.named(|| Ok(a.var("x")?.cumsum(a.int("axis")?)))?;
     "argmax(x, axis=None, keepdim=False, dtype='int64', name=None)" => |a| extreme(a, "arg_max")?;
     "argmin(x, axis=None, keepdim=False, dtype='int64', name=None)" => |a| extreme(a, "arg_min")?;
     "topk(x, k, axis=None, largest=True, name=None)" => |a| {
@@ -489,7 +499,7 @@ layers! {
         on_x(a, "transpose2")?.attr("axis", a.ints("perm")?).one("Out")
     };
     "split(x, num_or_sections, axis=0, name=None)" => |a| split(a)?;
-    "unstack(x, axis=0)" => |a| unstack(a)?;
+    "unstack(x, axis=0, name=None)" => |a| unstack(a)?;
     "part(x, axes, starts, ends, strides, dropped, added)" => |a| part(a)?;
     "slice(x, axes, starts, ends)" => |a| {
         a.var("x")?.slice(a.ints("axes")?, a.ints("starts")?, a.ints("ends")?)
@@ -505,16 +515,22 @@ layers! {
             None => call.one("Out"),
         }
     };
-    "gather_nd(x, index)" => |a| a.var("x")?.gather_nd(a.var("index")?);
-    "scatter(x, index, updates, overwrite=True)" => |a| {
-        a.var("x")?.scatter(a.var("index")?, a.var("updates")?, a.bool("overwrite")?)
+    "gather_nd(x, index, name=None)" => |a| {
+        a.named(|| Ok(a.var("x")?.gather_nd(a.var("index")?)))?
     };
-    "expand(x, shape)" => |a| a.var("x")?.expand(a.shape("shape")?);
-    "tile(x, repeat_times)" => |a| a.var("x")?.tile(a.ints("repeat_times")?);
-    "pad(x, paddings, pad_value=0.0)" => |a| {
-        a.var("x")?.pad(a.ints("paddings")?, a.float("pad_value")?)
+    "scatter(x, index, updates, overwrite=True, name=None)" => |a| a.named(|| {
+        Ok(a.var("x")?.scatter(a.var("index")?, a.var("updates")?, a.bool("overwrite")?))
+    })?;
+    "expand(x, shape, name=None)" => |a| a.named(|| Ok(a.var("x")?.expand(a.shape("shape")?)))?;
+    "tile(x, repeat_times, name=None)" => |a| {
+        a.named(|| Ok(a.var("x")?.tile(a.ints("repeat_times")?)))?
     };
-    "one_hot(x, num_classes)" => |a| a.var("x")?.one_hot(a.int("num_classes")?);
+    "pad(x, paddings, pad_value=0.0, name=None)" => |a| a.named(|| {
+        Ok(a.var("x")?.pad(a.ints("paddings")?, a.float("pad_value")?))
+    })?;
+    "one_hot(x, num_classes, name=None)" => |a| {
+        a.named(|| Ok(a.var("x")?.one_hot(a.int("num_classes")?)))?
+    };
     "assign(x, output=None)" => |a| match a.maybe_var("output")? {
         Some(output) => a.var("x")?.assign_to(output),
         None => a.var("x")?.assign(),
@@ -648,7 +664,7 @@ fn elementwise(a: &Args<'_, '_>) -> PyResult<Elementwise> {
     Ok(Elementwise { axis, act: a.act("activation")?, name: a.maybe_text("name")? })
 }
 
-fn softmax_options(a: &Args<'_, '_>) -> PyResult<CrossEntropy> {
+fn softmax_options<'n>(a: &Args<'n, '_>) -> PyResult<CrossEntropy<'n>> {
     Ok(CrossEntropy {
         soft_label: a.bool("soft_label")?,
         ignore_index: Some(a.int("ignore_index")?).filter(|index| *index != -100),
@@ -658,21 +674,12 @@ fn softmax_options(a: &Args<'_, '_>) -> PyResult<CrossEntropy> {
 }
 
 fn cross_entropy<'n>(a: &Args<'n, '_>) -> PyResult<Var<'n>> {
-    let help = "multiply the losses of reduction='none' by fleet.gather(weight, label)";
-    a.only("weight", "None", help)?;
-    let (x, label, reduction) = (a.var("x")?, a.var("label")?, a.reduction("reduction")?);
-    if a.bool("use_softmax")? {
-        let with = CrossEntropy { reduction, ..softmax_options(a)? };
-        return Ok(x.cross_entropy_with(label, with));
-    }
-    for (name, only) in [("ignore_index", "-100"), ("axis", "-1")] {
-        a.only(name, only, "pass logits with use_softmax=True")?;
-    }
-    let loss = x.cross_entropy_of_probabilities(label, a.bool("soft_label")?);
-    Ok(match reduction {
-        Reduction::None => loss,
-        Reduction::Mean => loss.mean(),
-        Reduction::Sum => loss.sum(),
+    let (x, label) = (a.var("x")?, a.var("label")?);
+    let (weight, reduction) = (a.maybe_var("weight")?, a.reduction("reduction")?);
+    let with = CrossEntropy { weight, reduction, ..softmax_options(a)? };
+    Ok(match a.bool("use_softmax")? {
+        true => x.cross_entropy_with(label, with),
+        false => x.cross_entropy_of_probabilities_with(label, with),
     })
 }
 

@@ -9,6 +9,7 @@
 mod args;
 mod arrays;
 mod commands;
+mod cond;
 mod data;
 mod dataset_pass;
 mod error;
@@ -36,6 +37,8 @@ mod _fleet {
     #[pymodule_export]
     use crate::commands::{run_fleet, run_fleetrun};
     #[pymodule_export]
+    use crate::cond::{begin_cond, begin_else, end_cond};
+    #[pymodule_export]
     use crate::data::{BatchesCell, DatasetCell};
     #[pymodule_export]
     use crate::executor::ExecutorCell;
@@ -56,7 +59,7 @@ mod _fleet {
     #[pymodule_export]
     use crate::optimizer::{apply_gradients, backward, check_optimizer, gradients, minimize};
     #[pymodule_export]
-    use crate::program::{NamesCell, ProgramCell};
+    use crate::program::{MarkCell, NamesCell, ProgramCell};
     #[pymodule_export]
     use crate::scope::ScopeCell;
     #[pymodule_export]

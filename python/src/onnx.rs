@@ -19,7 +19,7 @@ pub fn export_onnx(
     scope: &Bound<'_, ScopeCell>,
     options: (i64, u64),
 ) -> PyResult<()> {
-    let (program, scope) = (program.get().program()?, scope.get().lock()?);
+    let (program, scope) = (program.get().whole()?, scope.get().lock()?);
     let (scope, targets) = (&*scope, targets.iter().map(String::as_str).collect::<Vec<_>>());
     let (opset, table_rows_max) = options;
     let options = OnnxOptions { opset, table_rows_max, feeds };

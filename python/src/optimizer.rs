@@ -1,12 +1,10 @@
 //! Optimizers, learning rates and the backward pass.
 
 use crate::args::{regularizer, wrong};
-use crate::error::OrRaise;
-use crate::program::{Place, ProgramCell, index, rewriting};
-use fleet::ir;
+use crate::error::{OrRaise, raise_later};
+use crate::program::{Place, ProgramCell, index, rewriting, vars};
 use fleet::nn::optimizer::*;
-use fleet::nn::{GradClip, HostFn, LearningRate, LrSchedule, Net};
-use fleet_base::EntityRef;
+use fleet::nn::{GradClip, HostFn, LearningRate, LrSchedule};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -211,15 +209,15 @@ fn schedule(kind: &str, s: &Settings<'_>) -> PyResult<LrSchedule> {
     })
 }
 
-/// Wraps a function of Python. An exception in it is reported, and the factor is then not a number,
-/// which the step rejects.
+/// Wraps a function of Python. After an exception in it, the factor is not a number. The step
+/// rejects that, and the call raises the exception.
 fn python_function(function: Py<PyAny>) -> HostFn {
     let function = Arc::new(function);
     HostFn::new(move |step| {
         Python::attach(|py| {
             let called = function.call1(py, (step,)).and_then(|factor| factor.extract::<f64>(py));
-            called.unwrap_or_else(|error| {
-                error.write_unraisable(py, None);
+            called.unwrap_or_else(|exception| {
+                raise_later(exception);
                 f64::NAN
             })
         })
@@ -233,11 +231,6 @@ fn indices(pairs: &[ParamGrad]) -> Pairs {
     pairs.iter().map(|(param, grad)| (index(*param), index(*grad))).collect()
 }
 
-fn ids(net: &Net, given: &[u32]) -> PyResult<Vec<ir::VarId>> {
-    let id = |id: &u32| net.var_with_id(ir::VarId::from_index(*id as usize)).or_raise();
-    given.iter().map(|given| Ok(id(given)?.id())).collect()
-}
-
 /// Appends the backward pass. `parameters` are the names of those to train, all by default.
 #[pyfunction]
 pub fn backward(
@@ -249,7 +242,7 @@ pub fn backward(
     no_grad: Vec<String>,
 ) -> PyResult<Pairs> {
     rewriting(main.get(), startup.get(), &place, |net| {
-        let loss = ids(net, &[loss])?[0];
+        let loss = vars(net, &[loss])?[0].id();
         let mut desc = OptimizerDesc::from(Sgd::new(0.0));
         (desc.settings.parameters, desc.settings.no_grad) = (parameters, no_grad);
         let made = net.rewrite_with(|programs, registry| desc.backward(programs, registry, loss));
@@ -267,10 +260,7 @@ pub fn gradients(
     inputs: Vec<u32>,
 ) -> PyResult<Vec<Option<u32>>> {
     rewriting(main.get(), startup.get(), &place, |net| {
-        let vars = |given: &[u32]| -> PyResult<Vec<_>> {
-            ids(net, given)?.into_iter().map(|id| net.var_with_id(id).or_raise()).collect()
-        };
-        let made = net.gradients(&vars(&targets)?, &vars(&inputs)?).or_raise()?;
+        let made = net.gradients(&vars(net, &targets)?, &vars(net, &inputs)?).or_raise()?;
         Ok(made.into_iter().map(|grad| grad.map(|grad| index(grad.id()))).collect())
     })
 }
@@ -289,8 +279,8 @@ pub fn apply_gradients(
         let pairs: PyResult<Vec<ParamGrad>> = pairs
             .iter()
             .map(|(param, grad)| {
-                let both = ids(net, &[*param, *grad])?;
-                Ok((both[0], both[1]))
+                let both = vars(net, &[*param, *grad])?;
+                Ok((both[0].id(), both[1].id()))
             })
             .collect();
         let pairs = pairs?;
@@ -311,7 +301,7 @@ pub fn minimize(
 ) -> PyResult<(Pairs, u32)> {
     let desc = optimizer(with)?;
     rewriting(main.get(), startup.get(), &place, |net| {
-        let loss = ids(net, &[loss])?[0];
+        let loss = vars(net, &[loss])?[0].id();
         let made = net.rewrite_with(|programs, registry| desc.minimize(programs, registry, loss));
         let made = made.or_raise()?;
         Ok((indices(&made.params_grads), index(made.learning_rate)))

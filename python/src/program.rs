@@ -4,10 +4,10 @@
 //! back. If it fails, the programs are as they were before. A run holds a share of the program, so
 //! that a program may be extended while it runs elsewhere; it then is copied first.
 
-use crate::error::{OrRaise, exception, guarded};
+use crate::error::{OrRaise, exception, forget_raised, guarded};
 use crate::session::Job;
 use fleet::ir;
-use fleet::nn::{HostRate, Net, Programs};
+use fleet::nn::{HostRate, Net, OpenCond, Programs, Var};
 use fleet::ops::{Registry, Tables};
 use fleet_base::EntityRef;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -28,6 +28,8 @@ pub struct Held {
     pub tables: Option<Arc<dyn Tables>>,
     /// Whether the program evaluates: its runs leave the random numbers of training as they are.
     pub for_test: bool,
+    /// The branches that are being written, the innermost last. Layers are added to it.
+    pub branches: Vec<OpenCond>,
 }
 
 /// A cell that holds a program.
@@ -68,6 +70,23 @@ impl ProgramCell {
         Ok(Arc::clone(&self.lock()?.program))
     }
 
+    /// Like `lock`, for calls that need the whole program: not while a branch of it is written.
+    pub fn lock_whole(&self) -> PyResult<MutexGuard<'_, Held>> {
+        let held = self.lock()?;
+        if held.branches.is_empty() {
+            return Ok(held);
+        }
+        Err(PyValueError::new_err(
+            "a branch of cond of the program is being written\n  \
+             help: run, save or copy the program after the call of cond",
+        ))
+    }
+
+    /// Like `program`, for calls that need the whole program.
+    pub fn whole(&self) -> PyResult<Arc<ir::Program>> {
+        Ok(Arc::clone(&self.lock_whole()?.program))
+    }
+
     /// Changes the program.
     fn change<T>(&self, change: impl FnOnce(&mut ir::Program) -> PyResult<T>) -> PyResult<T> {
         change(Arc::make_mut(&mut self.lock()?.program))
@@ -85,6 +104,12 @@ pub fn id_in(program: &ir::Program, id: u32) -> PyResult<ir::VarId> {
 
 pub fn index(id: ir::VarId) -> u32 {
     id.index() as u32
+}
+
+/// Returns the variables of a network that Python holds.
+pub fn vars<'n>(net: &'n Net, given: &[u32]) -> PyResult<Vec<Var<'n>>> {
+    let var = |id: &u32| net.var_with_id(ir::VarId::from_index(*id as usize)).or_raise();
+    given.iter().map(var).collect()
 }
 
 /// Facts about a variable: name, shape, type, and whether it persists, stops gradients, is fed,
@@ -199,16 +224,30 @@ impl ProgramCell {
         Ok(())
     }
 
+    /// Returns the size of the program, to which `undo` returns.
+    fn mark(&self) -> PyResult<MarkCell> {
+        let held = self.lock()?;
+        Ok(MarkCell { mark: Mark::of(&held.program), branches: held.branches.len() })
+    }
+
+    /// Removes all that layers have added since a mark.
+    fn undo(&self, mark: &MarkCell) -> PyResult<()> {
+        let mut held = self.lock()?;
+        mark.mark.restore(Arc::make_mut(&mut held.program));
+        held.branches.truncate(mark.branches);
+        Ok(())
+    }
+
     /// Returns a copy: of the whole program, or of its forward part for evaluation.
     fn copy(&self, for_test: bool) -> PyResult<ProgramCell> {
-        let held = self.lock()?;
+        let held = self.lock_whole()?;
         let tables = held.tables.clone();
         if for_test {
             return Ok(ProgramCell::of_model(held.program.clone_for_test().or_raise()?, tables));
         }
         let (program, job) = (Arc::clone(&held.program), held.job.clone());
         let (host_rates, for_test) = (held.host_rates.clone(), held.for_test);
-        let copy = Held { program, host_rates, job, tables, for_test };
+        let copy = Held { program, host_rates, job, tables, for_test, branches: Vec::new() };
         Ok(ProgramCell { held: Mutex::new(copy) })
     }
 }
@@ -321,11 +360,13 @@ pub fn with_net<T>(
     programs.main.swap_name_counters(&mut names);
     let before = [Mark::of(&programs.main), Mark::of(&programs.startup)];
     let net = Net::from_programs(programs);
+    forget_raised();
     let made = {
         let _source = net.source_guard(&place.source);
         let _scope = place.scope.as_ref().map(|scope| net.name_scope(scope));
         let _device = place.device.as_ref().map(|device| net.device_guard(device));
         let _fp16 = place.fp16_guard.then(|| net.fp16_guard());
+        let _branch = main.branches.last().map(|open| net.branch_guard(open));
         guarded(|| write(&net)).or_raise().and_then(|made| made)
     };
     let (mut programs, error) = net.into_parts();
@@ -338,9 +379,9 @@ pub fn with_net<T>(
     main.program = Arc::new(programs.main);
     main.host_rates = programs.host_rates;
     startup.program = Arc::new(programs.startup);
-    match error {
-        Some(error) => Err(exception(&error)),
-        None => made,
+    match (made, error) {
+        (Ok(_), Some(error)) => Err(exception(&error)),
+        (made, _) => made,
     }
 }
 
@@ -362,20 +403,36 @@ pub fn rewriting<T>(
 /// The size of a program before a call.
 struct Mark {
     vars: usize,
-    ops: usize,
+    /// Number of ops in each block.
+    ops: Vec<usize>,
+    streams: u64,
 }
 
 impl Mark {
     fn of(program: &ir::Program) -> Mark {
-        Mark { vars: program.var_capacity(), ops: program.root_ops().len() }
+        let ops = program.block_ids().map(|block| program.block(block).ops().len()).collect();
+        Mark { vars: program.var_capacity(), ops, streams: program.streams() }
     }
 
-    /// Removes the ops and the variables that a call has added.
+    /// Removes the ops, variables and blocks that a call has added.
     fn restore(&self, program: &mut ir::Program) {
-        let kept: Vec<ir::OpId> = program.root_ops().take(self.ops).map(|(id, _)| id).collect();
-        program.set_block_ops(ir::Program::ROOT, kept);
+        let blocks: Vec<ir::BlockId> = program.block_ids().collect();
+        for (number, block) in blocks.into_iter().enumerate() {
+            let count = self.ops.get(number).copied().unwrap_or(0);
+            let kept = program.block(block).ops().iter().copied().take(count).collect();
+            program.set_block_ops(block, kept);
+        }
         let added: Vec<ir::VarId> =
             program.vars().map(|(id, _)| id).filter(|id| id.index() >= self.vars).collect();
         added.into_iter().for_each(|id| program.remove_var(id));
+        program.truncate_blocks(self.ops.len());
+        program.set_streams(self.streams);
     }
+}
+
+/// The size of a program, between two calls.
+#[pyclass(module = "fleet._fleet", frozen)]
+pub struct MarkCell {
+    mark: Mark,
+    branches: usize,
 }

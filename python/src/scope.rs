@@ -1,17 +1,26 @@
 //! Scopes: the variables that persist between runs.
 
 use crate::arrays::{array, long_name, tensor};
-use crate::error::OrRaise;
+use crate::error::{OrRaise, spelled};
 use crate::session::Job;
-use fleet::Scope;
+use fleet::{Scope, Tensor};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, RwLock, RwLockWriteGuard, Weak};
+use std::time::Duration;
+
+/// Size from which a variable is copied without the interpreter's lock: about 0.1 ms.
+const UNLOCKED_MIN_BYTES: usize = 1 << 20;
+/// Interval between checks whether such a copy of another thread has ended.
+const COPY_INTERVAL: Duration = Duration::from_micros(200);
 
 #[pyclass(module = "fleet._fleet", frozen)]
 #[derive(Default)]
 pub struct ScopeCell {
-    scope: Arc<Mutex<Scope>>,
+    scope: Arc<RwLock<Scope>>,
+    /// Number of copies, which may hold the scope without the interpreter's lock.
+    copies: AtomicUsize,
     /// The job that the variables belong to.
     job: Mutex<Weak<Job>>,
 }
@@ -30,17 +39,36 @@ impl ScopeCell {
         job.keep_scope(Arc::clone(&self.scope));
     }
 
-    /// Locks the scope, unless a run uses it.
-    pub fn lock(&self) -> PyResult<MutexGuard<'_, Scope>> {
-        self.scope.try_lock().map_err(|_| {
-            PyRuntimeError::new_err(
-                "the scope is in use by a run\n  \
-                 help: use a scope for each thread, \
-                 fleet.static.scope_guard(fleet.static.Scope()); \
-                 a fetch handler reads the values in its argument",
-            )
-        })
+    /// Locks the scope, unless a run uses it. Waits for copies of other threads, which do not wait
+    /// for anything.
+    pub fn lock(&self) -> PyResult<RwLockWriteGuard<'_, Scope>> {
+        loop {
+            if let Ok(scope) = self.scope.try_write() {
+                return Ok(scope);
+            }
+            if self.copies.load(SeqCst) == 0 {
+                return Err(busy());
+            }
+            Python::attach(|py| py.detach(|| std::thread::sleep(COPY_INTERVAL)));
+        }
     }
+
+    /// Returns a copy of a large variable, made without the interpreter's lock.
+    fn copy_unlocked(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
+        self.copies.fetch_add(1, SeqCst);
+        let copied = py.detach(|| self.scope.try_read().ok().map(|scope| scope.tensor(name)));
+        self.copies.fetch_sub(1, SeqCst);
+        copied.ok_or_else(busy)?.or_raise()
+    }
+}
+
+fn busy() -> PyErr {
+    PyRuntimeError::new_err(spelled(
+        "the scope is in use by a run\n  help: use a scope for each thread, \
+         fleet.static.scope_guard(fleet.static.Scope()); \
+         a fetch handler reads the values in its argument"
+            .to_string(),
+    ))
 }
 
 #[pymethods]
@@ -66,7 +94,16 @@ impl ScopeCell {
 
     /// Returns a copy of a variable.
     fn value<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        array(py, &self.lock()?.tensor(name).or_raise()?)
+        let bytes = {
+            let scope = self.lock()?;
+            let meta = scope.meta(name);
+            meta.map_or(0, |(dtype, shape)| shape.len().saturating_mul(dtype.size()))
+        };
+        let tensor = match bytes >= UNLOCKED_MIN_BYTES {
+            true => self.copy_unlocked(py, name)?,
+            false => self.lock()?.tensor(name).or_raise()?,
+        };
+        array(py, &tensor)
     }
 
     /// Assigns a variable, which must have this shape and type already.

@@ -11,7 +11,7 @@ use fleet::servers::{ServerJob, Worker};
 use fleet::{Error, ExecOptions, Executor, Result, Scope, Session, ir};
 use pyo3::prelude::*;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{RwLock, RwLockWriteGuard};
 
 /// Creates this server's part of the tables and listens. `dir` is a save, from which the tables of
 /// rows are loaded: all that it has, or those of the named parameters. With `durable`, the tables
@@ -251,7 +251,7 @@ pub fn infer_program(
     main: &Bound<'_, ProgramCell>,
     startup: &Bound<'_, ProgramCell>,
 ) -> PyResult<ProgramCell> {
-    let test = main.get().program()?.clone_for_test().or_raise()?;
+    let test = main.get().whole()?.clone_for_test().or_raise()?;
     let startup = ir::Program::clone(&*startup.get().program()?);
     let mut programs = Programs { main: test, startup, host_rates: Vec::new() };
     let made = with_worker(py, cell, |worker| {
@@ -335,8 +335,8 @@ fn save_options(mode: i64, format: &str) -> PyResult<(SaveMode, SaveFormat)> {
     Ok((SaveMode::parse(mode).or_raise()?, format))
 }
 
-fn lock(scope: &Mutex<Scope>) -> PyResult<MutexGuard<'_, Scope>> {
-    scope.try_lock().map_err(|_| busy())
+fn lock(scope: &RwLock<Scope>) -> PyResult<RwLockWriteGuard<'_, Scope>> {
+    scope.try_write().map_err(|_| busy())
 }
 
 fn busy() -> PyErr {

@@ -7,7 +7,7 @@ use fleet::ops::Registry;
 use fleet::servers::{ServerJob, Worker};
 use fleet::{Distributed, Error, ExecOptions, Fleet, Result, Scope, Session};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 /// A pair of programs that a strategy has rewritten, with the job that runs them.
 pub struct Job {
@@ -19,7 +19,7 @@ pub struct Job {
     process: u32,
     stage: Mutex<Stage>,
     /// The scope with the variables of the session.
-    scope: Mutex<Option<Arc<Mutex<Scope>>>>,
+    scope: Mutex<Option<Arc<RwLock<Scope>>>>,
 }
 
 /// The rewrite of the programs.
@@ -124,14 +124,14 @@ impl Job {
     }
 
     /// Sets the scope that has the variables between two calls.
-    pub fn keep_scope(&self, scope: Arc<Mutex<Scope>>) {
+    pub fn keep_scope(&self, scope: Arc<RwLock<Scope>>) {
         if let Ok(mut held) = self.scope.lock() {
             *held = Some(scope);
         }
     }
 
     /// Returns the scope that has the variables between two calls.
-    pub fn scope(&self) -> Arc<Mutex<Scope>> {
+    pub fn scope(&self) -> Arc<RwLock<Scope>> {
         self.scope.lock().ok().and_then(|held| held.clone()).unwrap_or_default()
     }
 
@@ -179,7 +179,7 @@ impl Job {
     /// Calls `call` with the session, which has its variables.
     pub fn with_session<T>(&self, call: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
         let scope = self.scope();
-        let mut scope = scope.try_lock().map_err(|_| Error::unavailable("the scope is in use"))?;
+        let mut scope = scope.try_write().map_err(|_| Error::unavailable("the scope is in use"))?;
         match &mut *self.stage()? {
             Stage::Started(session) => with_variables(&mut scope, &mut **session, scope_of, call),
             Stage::Working(working) => {

@@ -9,7 +9,8 @@
 
 ``python -m fleet.compat script.py`` and ``fleetrun --compat=paddle script.py`` run a script that is
 not changed. A module of Paddle is the same object as the module of this package, so both names may
-be used in one program. An installed Paddle is hidden only by these calls.
+be used in one program; ``paddle`` itself has the attributes of ``fleet``, and the version of Paddle.
+An installed Paddle is hidden only by these calls.
 """
 
 import importlib
@@ -18,12 +19,13 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import types
 
 import numpy as np
 
 import fleet as _package
-from fleet import _executor, _version
-from fleet._absent import advice, set_root, spelled
+from fleet import _executor
+from fleet._absent import UnsupportedModule, advice, nearest, set_root, spelled
 
 #: Names of modules, and the modules that they stand for. The longest name that fits applies, also
 #: to the modules below it.
@@ -53,10 +55,6 @@ UNSUPPORTED = {
     "plsc": "the classifier is not divided over workers: write it with fleet.static.nn.fc and "
     "fleet.nn.functional.softmax_with_cross_entropy",
 }
-
-
-class UnsupportedModule(ImportError, NotImplementedError):
-    """A module of Paddle that the package does not have. The text names the alternative."""
 
 
 def target(name):
@@ -93,9 +91,36 @@ class _Finder(importlib.abc.MetaPathFinder):
             own = None
         if own is None:
             text = f"Fleet has no module for {fullname}"
+            parent, _, name = meant.rpartition(".")
+            text += nearest(name, parent)
             raise _unsupported(fullname, text, "docs/python.md lists the modules")
         is_package = own.submodule_search_locations is not None
         return importlib.machinery.ModuleSpec(fullname, _Loader(own), is_package=is_package)
+
+
+class _Paddle(types.ModuleType):
+    """The module `paddle`: the attributes of the package, and the version of Paddle."""
+
+    __version__ = VERSION
+
+    def __init__(self, name):
+        super().__init__(name, _package.__doc__)
+
+    def __getattr__(self, name):
+        if name == "__all__":
+            # For `from paddle import *`.
+            return [name for name in vars(_package) if not name.startswith("_")]
+        return getattr(_package, name)
+
+    def __setattr__(self, name, value):
+        is_own = name.startswith("__") and name.endswith("__")
+        super().__setattr__(name, value) if is_own else setattr(_package, name, value)
+
+    def __delattr__(self, name):
+        delattr(_package, name)
+
+    def __dir__(self):
+        return dir(_package)
 
 
 class _Loader(importlib.abc.InspectLoader):
@@ -105,11 +130,14 @@ class _Loader(importlib.abc.InspectLoader):
         self._own = own
 
     def create_module(self, spec):
+        if spec.name == "paddle":
+            return _Paddle(spec.name)
         return importlib.import_module(self._own.name)
 
     def exec_module(self, module):
-        # The module has run under its own name, which it keeps.
-        module.__spec__ = self._own
+        if not isinstance(module, _Paddle):
+            # The module has run under its own name, which it keeps.
+            module.__spec__ = self._own
 
     def get_code(self, fullname):
         """Returns the code of the module, for ``python -m paddle.distributed.launch``."""
@@ -152,7 +180,7 @@ def path():
 
 def install():
     """Makes `import paddle`, `fleetx` and their modules resolve to this package. Fetched arrays of
-    one element are numbers from then on, as scripts expect, and `__version__` is that of Paddle."""
+    one element are numbers from then on, as scripts expect."""
     if _finder in sys.meta_path:
         return
     for name in _imported():
@@ -160,7 +188,6 @@ def install():
             f"'{name}' is imported already\n  help: call fleet.compat.install() before the import"
         )
     sys.meta_path.insert(0, _finder)
-    _package.__version__ = VERSION
     set_root("paddle")
     _executor.convert_fetched = _fetched
 
@@ -169,7 +196,6 @@ def uninstall():
     """Ends what `install` began. Modules that are imported already stay what they are."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-        _package.__version__ = _version.__version__
         set_root("fleet")
         _executor.convert_fetched = None
         for name in _imported():

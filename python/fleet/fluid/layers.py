@@ -1,13 +1,15 @@
 """Layers with the spellings of the 1.x interface: ``fleet.fluid.layers``."""
 
+from fleet._absent import spelled as _spelled
 from fleet._absent import absent as _absent
-from fleet._framework import all_or_none as _all_or_none
 from fleet._framework import call as _call
 from fleet._framework import default_main_program as _default_main_program
 from fleet._framework import default_startup_program as _default_startup_program
+from fleet._framework import undone_on_error as _undone_on_error
 from fleet._layers import define as _define
 from fleet._sizes import ones, shape, zeros
 from fleet.static import accuracy
+from fleet.static.nn import cond
 
 from .rates import (
     cosine_decay,
@@ -41,14 +43,14 @@ _define(
         moving_variance_name=None, do_model_average_for_mean_and_var=True, use_global_stats=False)
     layer_norm(input, scale=True, shift=True, begin_norm_axis=1, epsilon=1e-05, param_attr=None, \
         bias_attr=None, act=None, name=None)
-    cross_entropy(input, label, soft_label=False) = cross_entropy_of_probabilities
+    cross_entropy(input, label, soft_label=False, ignore_index=-100) = cross_entropy_of_probabilities
     softmax_with_cross_entropy(logits, label, soft_label=False, ignore_index=-100, \
         numeric_stable_mode=True, return_softmax=False, axis=-1)
     sigmoid_cross_entropy_with_logits(x, label, name=None)
     square_error_cost(input, label)
     log_loss(input, label, epsilon=0.0001, name=None)
     huber_loss(input, label, delta)
-    label_smooth(x, epsilon=0.1)
+    label_smooth(x, epsilon=0.1, name=None)
     auc(input, label, curve='ROC', num_thresholds=4095, topk=1, slide_steps=1)
     mean(x, name=None) = mean_of_all
     reduce_sum(input, dim=None, keep_dim=False, name=None)
@@ -60,20 +62,20 @@ _define(
     elementwise_sub(x, y, axis=-1, act=None, name=None)
     elementwise_mul(x, y, axis=-1, act=None, name=None)
     elementwise_div(x, y, axis=-1, act=None, name=None)
-    elementwise_max(x, y) = maximum
-    elementwise_min(x, y) = minimum
-    elementwise_pow(x, y) = pow
-    elementwise_mod(x, y) = remainder
-    elementwise_floordiv(x, y) = floor_divide
-    equal(x, y)
-    not_equal(x, y)
-    less_than(x, y)
-    less_equal(x, y)
-    greater_than(x, y)
-    greater_equal(x, y)
-    logical_and(x, y)
-    logical_or(x, y)
-    logical_not(x)
+    elementwise_max(x, y, name=None) = maximum
+    elementwise_min(x, y, name=None) = minimum
+    elementwise_pow(x, y, name=None) = pow
+    elementwise_mod(x, y, name=None) = remainder
+    elementwise_floordiv(x, y, name=None) = floor_divide
+    equal(x, y, name=None)
+    not_equal(x, y, name=None)
+    less_than(x, y, name=None)
+    less_equal(x, y, name=None)
+    greater_than(x, y, name=None)
+    greater_equal(x, y, name=None)
+    logical_and(x, y, name=None)
+    logical_or(x, y, name=None)
+    logical_not(x, name=None)
     relu(x, name=None)
     relu6(x, name=None)
     leaky_relu(x, alpha=0.02, name=None)
@@ -119,15 +121,15 @@ _define(
     slice(input, axes, starts, ends)
     strided_slice(input, axes, starts, ends, strides)
     gather(input, index)
-    gather_nd(input, index)
-    scatter(input, index, updates, overwrite=True)
+    gather_nd(input, index, name=None)
+    scatter(input, index, updates, overwrite=True, name=None)
     argmax(x, axis=0)
     argmin(x, axis=0)
     topk(input, k, name=None)
     assign(input, output=None)
     cumsum(x, axis)
-    range(start, end, step=1, dtype='int64') = arange
-    pad(x, paddings, pad_value=0.0)
+    range(start, end, step=1, dtype='int64', name=None) = arange
+    pad(x, paddings, pad_value=0.0, name=None)
     mse_loss(input, label)
     kldiv_loss(x, target, reduction='mean') = kl_div
     matmul(x, y, transpose_x=False, transpose_y=False, alpha=1.0, name=None)
@@ -156,10 +158,12 @@ def embedding(
     the row."""
     if not input.shape or input.shape[-1] != 1:
         raise ValueError(
-            f"embedding(): input: expected a last dimension of 1, got {list(input.shape)}\n  "
-            "help: use fleet.static.nn.embedding, which adds a dimension"
+            _spelled(
+                f"embedding(): input: expected a last dimension of 1, got {list(input.shape)}\n  "
+                "help: use fleet.static.nn.embedding, which adds a dimension"
+            )
         )
-    with _all_or_none(_default_main_program(), _default_startup_program()):
+    with _undone_on_error(_default_main_program(), _default_startup_program()):
         ids = _call("squeeze", {"x": input, "axis": [input.ndim - 1]})
         return _embedding(  # noqa: F821
             ids, size, is_sparse, is_distributed, padding_idx, param_attr, dtype
@@ -171,8 +175,10 @@ def one_hot(input, depth):
     zeros, and a one at the number."""
     if not input.shape or input.shape[-1] != 1:
         raise ValueError(
-            f"one_hot(): input: expected a last dimension of 1, got {list(input.shape)}\n  "
-            "help: use fleet.nn.functional.one_hot, which adds a dimension"
+            _spelled(
+                f"one_hot(): input: expected a last dimension of 1, got {list(input.shape)}\n  "
+                "help: use fleet.nn.functional.one_hot, which adds a dimension"
+            )
         )
     return _one_hot(  # noqa: F821
         _call("squeeze", {"x": input, "axis": [input.ndim - 1]}), depth
@@ -186,7 +192,7 @@ def pow(x, factor=1.0, name=None):
 
 def expand(x, expand_times, name=None):
     """Repeats the whole tensor along each dimension."""
-    return _call("tile", {"x": x, "repeat_times": expand_times})
+    return _call("tile", {"x": x, "repeat_times": expand_times, "name": name})
 
 
 def fill_constant_batch_size_like(
@@ -199,7 +205,8 @@ def fill_constant_batch_size_like(
             "help: leave out input_dim_idx and output_dim_idx, and use transpose"
         )
     shape = [-1, *list(shape)[1:]]
-    return _call("full_batch", {"x": input, "shape": shape, "dtype": dtype, "value": value})
+    args = {"x": input, "shape": shape, "dtype": dtype, "value": value, "name": None}
+    return _call("full_batch", args)
 
 
 def zeros_like(x, out=None):
@@ -260,7 +267,7 @@ def dropout(
 ):
     """Zeroes random elements in training."""
     args = {"x": x, "p": dropout_prob, "training": not is_test, "seed": seed}
-    return _call("dropout", {**args, "mode": dropout_implementation})
+    return _call("dropout", {**args, "mode": dropout_implementation, "name": name})
 
 
 __getattr__ = _absent(__name__)

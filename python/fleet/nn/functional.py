@@ -24,20 +24,20 @@ _define(
     hardsigmoid(x, name=None)
     softmax(x, axis=-1, name=None)
     log_softmax(x, axis=-1, name=None)
-    dropout(x, p=0.5, training=True, mode='upscale_in_train')
-    one_hot(x, num_classes)
-    label_smooth(x, epsilon=0.1)
+    dropout(x, p=0.5, training=True, mode='upscale_in_train', name=None)
+    one_hot(x, num_classes, name=None)
+    label_smooth(x, epsilon=0.1, name=None)
     cross_entropy(input, label, weight=None, ignore_index=-100, reduction='mean', \
-        soft_label=False, axis=-1, use_softmax=True)
+        soft_label=False, axis=-1, use_softmax=True, name=None)
     softmax_with_cross_entropy(logits, label, soft_label=False, ignore_index=-100, \
         numeric_stable_mode=True, return_softmax=False, axis=-1)
     sigmoid_cross_entropy_with_logits(x, label, name=None)
     log_loss(input, label, epsilon=0.0001, name=None)
     square_error_cost(input, label)
-    mse_loss(input, label, reduction='mean')
-    l1_loss(input, label, reduction='mean')
-    kl_div(input, label, reduction='mean')
-    nll_loss(input, label, reduction='mean')
+    mse_loss(input, label, reduction='mean', name=None)
+    l1_loss(input, label, reduction='mean', name=None)
+    kl_div(input, label, reduction='mean', name=None)
+    nll_loss(input, label, reduction='mean', name=None)
     """,
 )
 
@@ -120,12 +120,16 @@ def binary_cross_entropy_with_logits(
         )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction: expected 'mean', 'sum' or 'none', got {reduction!r}")
-    loss = sigmoid_cross_entropy_with_logits(logit, label, name=name)
+    # The name is that of the last op.
+    ops = [lambda _, name: sigmoid_cross_entropy_with_logits(logit, label, name)]
     if weight is not None:
-        loss = loss * weight
-    if reduction == "none":
-        return loss
-    return fleet.mean(loss) if reduction == "mean" else fleet.sum(loss)
+        ops.append(lambda loss, name: fleet.multiply(loss, weight, name))
+    if reduction != "none":
+        ops.append(lambda loss, name: getattr(fleet, reduction)(loss, name=name))
+    loss = None
+    for op in ops:
+        loss = op(loss, name if op is ops[-1] else None)
+    return loss
 
 
 __getattr__ = _absent(__name__)

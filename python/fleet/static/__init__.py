@@ -1,5 +1,6 @@
 """Programs, executors and what belongs to them: ``fleet.static``."""
 
+from fleet._absent import spelled as _spelled
 from fleet._absent import absent as _absent
 from fleet._attributes import BuildStrategy, ExecutionStrategy, ParamAttr
 from fleet._backward import append_backward, gradients
@@ -48,8 +49,10 @@ def accuracy(input, label, k=1, correct=None, total=None):
     """Returns the share of rows whose label is among the k largest values."""
     if correct is not None or total is not None:
         raise NotImplementedError(
-            "accuracy(): correct and total are not supported\n  "
-            "help: multiply the accuracy by the number of rows: fleet.shape(label)[0]"
+            _spelled(
+                "accuracy(): correct and total are not supported\n  "
+                "help: multiply the accuracy by the number of rows: fleet.shape(label)[0]"
+            )
         )
     return _accuracy(input, label, k)  # noqa: F821
 

@@ -4,6 +4,7 @@ A process has one device, which computes whole batches with all cores, and the e
 fusions for every program. So a compiled program is the program itself.
 """
 
+from fleet._absent import spelled as _spelled
 from fleet._attributes import BuildStrategy, ExecutionStrategy
 from fleet._executor import Executor, global_scope
 from fleet._framework import Program, default_main_program, warn_user
@@ -71,8 +72,10 @@ class ParallelExecutor:
     ):
         if num_trainers != 1 or trainer_id != 0:
             raise NotImplementedError(
-                f"ParallelExecutor: num_trainers: expected 1, got {num_trainers}\n  "
-                "help: use fleet.distributed.fleet.distributed_optimizer, and fleetrun"
+                _spelled(
+                    f"ParallelExecutor: num_trainers: expected 1, got {num_trainers}\n  "
+                    "help: use fleet.distributed.fleet.distributed_optimizer, and fleetrun"
+                )
             )
         _check("ParallelExecutor", build_strategy, exec_strategy)
         self._program = main_program or default_main_program()
@@ -111,7 +114,9 @@ def _check(what, build_strategy, exec_strategy):
                 )
                 continue
             raise NotImplementedError(
-                f"{what}: {name}.{field} is supported in jobs only\n  "
-                f"help: assign the {kind.__name__} to a field of "
-                "fleet.distributed.fleet.DistributedStrategy"
+                _spelled(
+                    f"{what}: {name}.{field} is supported in jobs only\n  "
+                    f"help: assign the {kind.__name__} to a field of "
+                    "fleet.distributed.fleet.DistributedStrategy"
+                )
             )

@@ -1,6 +1,7 @@
 """Layers: ``fleet.static.nn``. They also take the names ``input``, ``param_attr`` and ``act``."""
 
 from fleet._absent import absent as _absent
+from fleet._cond import cond
 from fleet._layers import define as _define
 from fleet._layers import old_spellings as _old_spellings
 

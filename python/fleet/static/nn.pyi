@@ -3,6 +3,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from fleet._types import Array, Attr, Feeds, LearningRate, Operand, Path
+from fleet._cond import cond as cond
 from fleet._framework import Variable as Variable
 
 def batch_norm(

@@ -6,6 +6,7 @@ affects its own thread.
 
 import contextlib
 
+from fleet._absent import spelled as _spelled
 from fleet import _fleet
 from fleet._framework import _set, _state
 
@@ -16,7 +17,9 @@ def guard(new_generator=None):
     own have the same names, and share the parameters of a scope."""
     if new_generator is not None:
         raise NotImplementedError(
-            "unique_name.guard does not support a prefix\n  help: use fleet.static.name_scope"
+            _spelled(
+                "unique_name.guard does not support a prefix\n  help: use fleet.static.name_scope"
+            )
         )
     with _set(names=_fleet.NamesCell()):
         yield
