@@ -22,6 +22,8 @@ _LOOPS = "write the steps one after another, or loop in Python over runs of exe.
 _RANDOM = "feed random arrays, which differ in every run: np.random.rand(..)"
 _RAGGED = "pad the rows to one length, look them up, and reduce: fleet.sum(rows, axis=1)"
 _SEQUENCE = "pad the rows to one length, and use layers of whole arrays: fleet.static.nn"
+_HETEROGENEOUS = "start the job with servers and workers, which compute the whole step: " \
+    "fleetrun --server_num=1 --worker_num=2"
 _CLIP = "pass it to the optimizer: fleet.optimizer.SGD(0.1, grad_clip=..)"
 _METRIC = "add fleet.metric.accuracy to the network, fetch it, and average in Python"
 
@@ -134,6 +136,10 @@ _NAMES = {
         "get_worker_info": "workers of a loader are threads, which share the dataset",
         "random_split": "fleet.io.BatchSampler(sampler=..) with the numbers of each part",
     },
+    "fleet.distributed.fleet": {
+        name: _HETEROGENEOUS
+        for name in ["init_heter_worker", "is_heter_worker", "run_heter_worker"]
+    },
     "fleet.distributed": {
         "all_reduce": "fleet.distributed.fleet.util.all_reduce",
         "barrier": "fleet.distributed.fleet.barrier_worker",
@@ -199,10 +205,13 @@ def _is_import(frame):
     return frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]
 
 
-def absent(module, lazy=()):
-    """Returns the `__getattr__` of a module. Modules in `lazy` are imported at their first use."""
+def absent(module, lazy=(), made=None):
+    """Returns the `__getattr__` of a module. Modules in `lazy` are imported at their first use.
+    ``made`` has functions of the name for attributes that are made at each use."""
 
     def __getattr__(name):
+        if made and name in made:
+            return made[name](name)
         if name in lazy:
             return importlib.import_module(f"{module}.{name}")
         text = spelled(f"module '{module}' has no attribute '{name}'")

@@ -78,7 +78,7 @@ impl ProgramCell {
         }
         Err(PyValueError::new_err(
             "a branch of cond of the program is being written\n  \
-             help: run, save or copy the program after the call of cond",
+             help: run, save, copy or minimize the program after the call of cond",
         ))
     }
 

@@ -37,7 +37,6 @@ def run(call, folder, **env):
 @pytest.mark.parametrize(
     "name, meant",
     [
-        ("paddle", "fleet"),
         ("paddle.static.nn", "fleet.static.nn"),
         ("paddle.nn.functional", "fleet.nn.functional"),
         ("paddle.optimizer.lr", "fleet.optimizer.lr"),
@@ -65,6 +64,21 @@ def test_names_are_the_same_modules(paddle, name, meant):
     assert module.__spec__ is spec and module.__name__ == meant
     assert hasattr(module, "__path__") == (spec.submodule_search_locations is not None)
     assert compat.target(name) == meant
+
+
+def test_only_paddle_has_the_version_of_paddle(paddle):
+    assert paddle.__version__ == compat.VERSION == "2.0.0"
+    assert fleet.__version__ == fleet._version.__version__ != "2.0.0"
+    assert paddle.__name__ == "paddle" and fleet.__name__ == "fleet"
+    # All else is the package: what it has now and later, and what scripts assign.
+    assert paddle.nn is fleet.nn and dir(paddle) == dir(fleet)
+    paddle.mine = 3
+    assert fleet.mine == 3
+    del paddle.mine
+    assert not hasattr(fleet, "mine")
+    space = {}
+    exec("from paddle import *", space)
+    assert space["static"] is static and "__version__" not in space
 
 
 def test_spellings_of_imports(paddle):
@@ -96,10 +110,12 @@ def test_spellings_of_imports(paddle):
         ("import paddle.inference", ["does not support inference", "load_inference_model"]),
         ("import paddle.fluid.dygraph", ["dygraph", "paddle.static.nn"]),
         ("from paddle.fluid.dygraph import to_variable", ["dygraph", "paddle.static.nn"]),
-        ("paddle.disable_static()", ["dynamic graph", "fleet.static.Executor"]),
+        ("paddle.disable_static()", ["dynamic graph", "paddle.static.Executor"]),
         ("paddle.to_tensor([1])", ["to_tensor", "feed"]),
         ("paddle.nn.LSTM(3, 3)", ["LSTM", "paddle.static.nn"]),
-        ("paddle.static.nn.cond(1, 2, 3)", ["cond", "paddle.where"]),
+        ("paddle.static.nn.case([])", ["case", "paddle.static.nn.cond", "paddle.where"]),
+        ("from paddle.fluid.layers import Print", ["Print", "exe.run(fetch_list"]),
+        ("from paddle.static.nn import while_loop", ["while_loop", "loop in Python"]),
         ("from paddle.vision import transforms", ["transforms", "help:"]),
         ("import paddle.no.such", ["no module for paddle.no", "docs/python.md"]),
     ],
@@ -113,7 +129,7 @@ def test_an_installed_paddle_is_hidden_on_request_only(tmp_path):
     script = "import sys, fleet, paddle\nassert paddle.REAL\nfrom fleet import compat\n"
     script += "try:\n    compat.install()\nexcept RuntimeError as error:\n    print(error)\n"
     script += "del sys.modules['paddle']\ncompat.install()\nimport paddle\n"
-    script += "assert paddle is fleet\ncompat.uninstall()\nimport paddle\nassert paddle.REAL\n"
+    script += "assert paddle.static is fleet.static\ncompat.uninstall()\nimport paddle\nassert paddle.REAL\n"
     (tmp_path / "script.py").write_text(script)
     ran = run([sys.executable, "script.py"], tmp_path)
     assert ran.returncode == 0, ran.stderr
@@ -127,13 +143,13 @@ import paddle
 import helper
 from fleetx.utils import Downloader
 
-assert __name__ == "__main__" and sys.modules["__main__"].paddle is package
-assert paddle is package and sys.argv == [__file__, "--lr", "1"], sys.argv
+assert __name__ == "__main__" and sys.modules["__main__"].paddle is paddle
+assert paddle.static is package.static and sys.argv == [__file__, "--lr", "1"], sys.argv
 x = paddle.static.data("x", [None, 2])
 print(paddle.static.default_main_program(), helper.NAME)
 if not sys.flags.safe_path:
     import os, subprocess
-    code = "import paddle, fleet; assert paddle is fleet; print('child', fleet.nn.Linear)"
+    code = "import paddle, fleet; assert paddle.nn is fleet.nn; print('child', fleet.nn.Linear)"
     subprocess.run(f'python -c "{code}"', shell=True, check=True)
 """
 
@@ -177,11 +193,11 @@ def test_fleetrun_starts_scripts_for_paddle(tmp_path):
     ran = run(call, tmp_path)
     logs = "".join(path.read_text() for path in sorted((tmp_path / "log").glob("workerlog.*")))
     assert ran.returncode == 0, ran.stderr + logs
-    assert "rank 0 fleet" in logs and "rank 1 fleet" in logs
+    assert "rank 0 paddle" in logs and "rank 1 paddle" in logs
 
 
 def test_a_folder_lets_other_processes_import_it(tmp_path):
-    script = "import paddle, fleet\nassert paddle is fleet\n"
+    script = "import paddle, fleet\nassert paddle.static is fleet.static\n"
     script += "ranks = paddle.distributed.get_rank(), paddle.distributed.get_world_size()\n"
     script += "print('rank', *ranks)\n"
     (tmp_path / "train.py").write_text(script)
@@ -352,8 +368,70 @@ def test_errors_have_the_names_of_the_script(paddle, raises):
                   lambda: paddle.io.RandomSampler)
     assert "fleet" not in text
     raises(AttributeError, ["'paddle.distributed.fleet'"], lambda: paddle.distributed.fleet.nothing)
+    x = static.data("x", [None, 2])
+    label = static.data("label", [None, 1], "int64")
+    cases = [
+        (TypeError, "paddle.gather", lambda: x[[0]]),
+        (TypeError, "paddle.set_device", lambda: paddle.static.Executor("cpu")),
+        (NotImplementedError, "paddle.shape", lambda: paddle.full([2, paddle.shape(x)[0]], 1.0)),
+        (NotImplementedError, "paddle.shape", lambda: static.accuracy(x, label, total=x)),
+        (ValueError, "paddle.static.nn.embedding", lambda: (
+            paddle.fluid.layers.embedding(x, [3, 3]))),
+        (NotImplementedError, "paddle.cast", lambda: paddle.argmax(x, dtype="int32")),
+        (TypeError, "paddle.nn.initializer", lambda: static.create_parameter(
+            [2], "float32", default_initializer=3)),
+        (TypeError, "paddle.optimizer.lr", lambda: paddle.optimizer.SGD("fast")),
+        (TypeError, "paddle.nn.ClipGradBy", lambda: paddle.optimizer.SGD(0.1, grad_clip=3)),
+        (NotImplementedError, "paddle.static.name_scope", lambda: (
+            paddle.utils.unique_name.guard("a").__enter__())),
+    ]
+    for kind, name, call in cases:
+        text = raises(kind, [name], call)
+        assert "fleet." not in text.replace("paddle.distributed.fleet", ""), text
+    # What scripts call `fleet` is the module of jobs.
+    raises(RuntimeError, ["call fleet.init first"], fleet.distributed.fleet.worker_num)
     compat.uninstall()
     raises(AttributeError, ["module 'fleet.io'"], lambda: fleet.io.RandomSampler)
+    raises(TypeError, ["fleet.gather"], lambda: x[[0]])
+
+
+def test_errors_pass_through_the_spelling():
+    """Texts of exceptions that have names of the package are spelled as the script does."""
+    import ast
+    import pathlib
+    import re
+
+    own = "|".join(name for name in vars(fleet) if not name.startswith("_"))
+    folder = pathlib.Path(fleet.__file__).parent
+    missing = []
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Raise) or node.exc is None:
+                continue
+            parts = [part for part in ast.walk(node.exc) if isinstance(part, ast.Constant)]
+            text = "".join(part.value for part in parts if isinstance(part.value, str))
+            names = [part.id for part in ast.walk(node.exc) if isinstance(part, ast.Name)]
+            of_package = re.search(rf"(?<![\w.])fleet\.(?!compat)({own})\b", text)
+            if of_package and not {"_spelled", "_unsupported"} & {*names}:
+                missing.append(f"{path.name}:{node.lineno}")
+    assert not missing
+
+
+def test_names_that_are_spelled(paddle):
+    from fleet._absent import spelled
+
+    for text, wanted in [
+        ("use fleet.static.nn.fc(x)", "use paddle.static.nn.fc(x)"),
+        ("call fleet.init_worker()", "call fleet.init_worker()"),
+        ("fleet.distributed.fleet.util", "paddle.distributed.fleet.util"),
+        ("fleet.utils.unique_name", "paddle.utils.unique_name"),
+        ("fleet.utils.ps_util.DistributedInfer", "fleet.utils.ps_util.DistributedInfer"),
+        ("fleet.compat.install()", "fleet.compat.install()"),
+        ("module 'fleet' has", "module 'paddle' has"),
+        ("a fleet.", "a fleet."),
+        ("paddle.distributed.fleet.nn", "paddle.distributed.fleet.nn"),
+    ]:
+        assert spelled(text) == wanted
 
 
 @pytest.mark.parametrize("code", ["import paddle\n\ndef f():\n    1 / 0\n\nf()\n", "x = = 1\n"])

@@ -111,7 +111,7 @@ def test_mistakes_have_the_line_of_the_script(raises):
     x = static.data("x", [None, 3])
     positive = fleet.mean(x) > 0.0
     scalar = fleet.sum(x)
-    whole = fleet.cast(x, "int64")
+    whole, each = fleet.cast(x, "int64"), x > 0.0
     before = texts()
     nothing = lambda: None  # noqa: E731
     cond = static.nn.cond
@@ -126,7 +126,7 @@ def test_mistakes_have_the_line_of_the_script(raises):
         (ValueError, [differ, "f32[-1, 3] from both", "got i64[-1, 3]", "[4]"],
          lambda: cond(positive, lambda: x, lambda: whole)),  # [4]
         (ValueError, ["invalid condition of cond", "one boolean", "got bool[-1, 3]", "[5]"],
-         lambda: cond(x > 0.0, lambda: x, lambda: x)),  # [5]
+         lambda: cond(each, lambda: x, lambda: x)),  # [5]
         (ValueError, ["wrong size of fc", "[6]"],
          lambda: cond(positive, lambda: static.nn.fc(x, 0), lambda: x)),  # [6]
         (ValueError, ["forms", "expected [a Variable] from both", "got a Variable"],
@@ -136,7 +136,7 @@ def test_mistakes_have_the_line_of_the_script(raises):
         (TypeError, ["result of false_fn", "got 3", "fleet.full"],
          lambda: cond(positive, lambda: x, lambda: 3)),
         (TypeError, ["name: expected a string"], lambda: cond(positive, nothing, name=3)),
-        (ValueError, ["minimize after cond"], lambda: cond(
+        (ValueError, ["minimize the program after the call of cond"], lambda: cond(
             positive, lambda: fleet.optimizer.SGD(0.1).minimize(scalar) and None)),
     ]
     for kind, parts, call in cases:

@@ -6,6 +6,7 @@ import re
 import pytest
 
 import documents
+import fleet
 from fleet import compat
 
 #: Modules, and the names in them.
@@ -25,7 +26,7 @@ paddle.static: global_scope gradients load_inference_model load_vars name_scope 
 paddle.static: save_inference_model save_vars scope_guard
 paddle.static.Executor: close infer_from_dataset run train_from_dataset
 paddle.static.Program: all_parameters clone global_block list_vars set_state_dict state_dict
-paddle.static.nn: batch_norm conv2d embedding fc layer_norm pool2d sparse_embedding
+paddle.static.nn: batch_norm cond conv2d embedding fc layer_norm pool2d sparse_embedding
 paddle.nn: ClipGradByGlobalNorm ClipGradByNorm ClipGradByValue Conv2D Embedding Layer Linear ReLU
 paddle.nn: Sequential functional initializer
 paddle.nn.Layer: add_sublayer parameters set_state_dict state_dict sublayers
@@ -168,6 +169,9 @@ def test_every_name_in_a_listing_is_listed(installed):
 #: Names that scripts use and the package lacks, with a part of the alternative; and typing errors,
 #: with the name that is meant.
 ABSENT = {
+    "paddle.distributed.fleet.is_heter_worker": "fleetrun --server_num=1",
+    "paddle.distributed.fleet.init_heter_worker": "servers and workers",
+    "paddle.distributed.fleet.run_heter_worker": "servers and workers",
     "paddle.rand": "np.random.rand",
     "paddle.Tensor": "paddle.static.Variable",
     "paddle.metric.Accuracy": "paddle.metric.accuracy",
@@ -189,6 +193,29 @@ def test_a_missing_name_has_an_alternative(installed, name):
     with pytest.raises(AttributeError) as caught:
         resolved(name)
     assert ABSENT[name] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_an_import_of_a_missing_name_has_the_alternative(installed, name):
+    module, _, last = name.rpartition(".")
+    with pytest.raises(ImportError) as caught:
+        exec(f"from {module} import {last}")
+    assert ABSENT[name] in str(caught.value)
+
+
+def test_imports_of_missing_names_without_paddle():
+    for line, part in [
+        ("from fleet.fluid.layers import Print", "exe.run(fetch_list"),
+        ("from fleet import to_tensor", "fleet.full"),
+        ("from fleet.nn import (functional, LSTM)", "fleet.static.nn"),
+        ("from fleet.static import Executer", "did you mean 'Executor'?"),
+    ]:
+        with pytest.raises(ImportError) as caught:
+            exec(line)
+        assert part in str(caught.value)
+        is_known = "did you mean" not in part
+        assert isinstance(caught.value, NotImplementedError) == is_known
+    assert not hasattr(fleet.fluid.layers, "Print")
 
 
 MODULES = """

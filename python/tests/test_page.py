@@ -1,4 +1,5 @@
-"""The blocks of docs/python.md run as they are, one after another in a folder."""
+"""The blocks of docs/python.md run as they are, one after another in a folder, and pass
+`mypy --strict`."""
 
 import os
 import pathlib
@@ -41,3 +42,13 @@ def test_a_block_runs(folder, index):
     assert ran.returncode == 0, ran.stderr
     is_silent = "Reader()" in BLOCKS[index] or "class Net" in BLOCKS[index]
     assert ran.stdout or is_silent
+
+
+@pytest.mark.parametrize("index", range(len(BLOCKS)))
+def test_a_block_passes_mypy(folder, index):
+    script = folder / f"typed_{index}.py"
+    script.write_text(BLOCKS[index])
+    options = ["--strict", "--cache-dir", str(folder / "cache")]
+    call = [sys.executable, "-m", "mypy", *options, str(script)]
+    ran = subprocess.run(call, capture_output=True, text=True, cwd=folder, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -186,6 +186,47 @@ def test_a_schedule_of_python_sets_the_rate(exe, raises):
     raises(NotImplementedError, ["every run"], schedule.step)
 
 
+class Mine(Exception):
+    """An exception of a user's function."""
+
+
+def test_an_exception_of_a_schedule_is_raised(exe, raises):
+    loss = fleet.mean(static.nn.fc(static.data("x", [None, 4]), 1))
+    steps = []
+
+    def factor(step):
+        steps.append(step)
+        if step >= limit:
+            raise Mine(f"at step {step}")
+        return 1.0
+
+    limit = 0
+    schedule = optimizer.lr.LambdaDecay(0.8, factor)
+    main, startup = static.default_main_program(), static.default_startup_program()
+    before = main.to_string(), startup.to_string()
+    raises(Mine, ["at step 0"], lambda: optimizer.SGD(schedule).minimize(loss))
+    assert (main.to_string(), startup.to_string()) == before
+    limit = 3
+    optimizer.SGD(schedule).minimize(loss)
+    exe.run(startup)
+    feed = {"x": np.zeros((2, 4), "float32")}
+    for _ in range(3):
+        exe.run(feed=feed)
+    raises(Mine, ["at step 3"], lambda: exe.run(feed=feed))
+    # Later errors are their own.
+    limit = 4
+    wrong = lambda: exe.run(feed=feed, fetch_list=["nothing"])  # noqa: E731
+    raises(ValueError, ["no variable 'nothing'"], wrong)
+    exe.run(feed=feed)
+    table = fleet.io.from_table({"x": np.zeros((8, 4))}, use_var=[main.var("x")], batch_size=2)
+    limit = 6
+    raises(Mine, ["at step 6"], lambda: exe.train_from_dataset(dataset=table))
+    wrong = optimizer.lr.LambdaDecay(0.8, lambda step: "fast")
+    with static.program_guard(static.Program(), static.Program()):
+        loss = fleet.mean(static.nn.fc(static.data("x", [None, 4]), 1))
+        raises(TypeError, ["str"], lambda: optimizer.SGD(wrong).minimize(loss))
+
+
 def test_embeddings_of_both_interfaces(raises):
     ids = static.data("ids", [None, 1], "int64")
     assert static.nn.embedding(ids, [10, 4]).shape == (-1, 1, 4)

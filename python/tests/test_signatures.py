@@ -73,10 +73,52 @@ def test_losses_of_probabilities(exe, raises):
     out = [value.item() for value in exe.run(feed=feed, fetch_list=losses)]
     np.testing.assert_allclose(out[1::2], out[::2], rtol=1e-5)
     weighted = lambda: functional.cross_entropy(x, label, weight=x)  # noqa: E731
-    raises(NotImplementedError, ["weight", "reduction='none'", "gather"], weighted)
+    raises(ValueError, ["wrong weight of cross entropy", "f32[3]", "f32[-1, 3]"], weighted)
+    by_hand = lambda: functional.cross_entropy(x, label, weight=[1.0, 2.0])  # noqa: E731
+    raises(TypeError, ["weight", "a Variable"], by_hand)
 
 
-def test_a_list_of_inputs_of_fc(raises):
+def test_weights_of_classes(exe):
     x = static.data("x", [None, 3])
+    label = static.data("label", [None, 1], "int64")
+    weight = static.data("weight", [3])
+    wanted, losses = {}, {}
+    rows = np.array([[0.5, -1.0, 2.0], [1.0, 0.0, -0.5], [0.0, 3.0, 1.0]], "float32")
+    classes, weights = np.array([2, 0, 1]), np.array([1.0, 0.25, 4.0], "float32")
+    each = np.log(np.exp(rows).sum(1)) - rows[np.arange(3), classes]
+    each = each * weights[classes]
+    wanted["mean"] = [each.sum() / weights.sum()]
+    wanted["sum"] = [each.sum()]
+    wanted["none"] = each[:, None]
+    for reduction in wanted:
+        losses[reduction] = functional.cross_entropy(x, label, weight, reduction=reduction)
+    wanted["ignored"] = [(each[0] + each[2]) / (weights[2] + weights[1])]
+    losses["ignored"] = functional.cross_entropy(x, label, weight, ignore_index=0)
+    wanted["probabilities"] = wanted["mean"]
+    losses["probabilities"] = functional.cross_entropy(
+        functional.softmax(x), label, weight, use_softmax=False
+    )
+    feed = {"x": rows, "label": classes[:, None], "weight": weights}
+    out = exe.run(feed=feed, fetch_list=list(losses.values()))
+    for name, value in zip(losses, out):
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-5, err_msg=name)
+
+
+def test_a_list_of_inputs_of_fc(exe, raises):
+    x, y = static.data("x", [None, 3]), static.data("y", [None, 2])
     assert static.nn.fc([x], 2).shape == (-1, 2)
-    raises(NotImplementedError, ["list of 2", "fleet.concat"], lambda: static.nn.fc([x, x], 2))
+    out = fluid.layers.fc(input=[x, y], size=4, act="relu", name="both")
+    program = static.default_main_program()
+    assert program.op_names[-5:] == ["mul", "mul", "sum", "elementwise_add", "relu"]
+    exe.run(static.default_startup_program())
+    state = program.state_dict()
+    xs, ys = np.ones((2, 3), "float32"), np.full((2, 2), 2.0, "float32")
+    (value,) = exe.run(feed={"x": xs, "y": ys}, fetch_list=[out])
+    sum = xs @ state["both.w_0"] + ys @ state["both.w_1"] + state["both.b_0"]
+    np.testing.assert_allclose(value, np.maximum(sum, 0.0), rtol=1e-5)
+    raises(ValueError, ["fc has no inputs"], lambda: static.nn.fc([], 2))
+    raises(TypeError, ["fc(): x", "a Variable", "'z'"], lambda: static.nn.fc([x, "z"], 2))
+    raises(ValueError, ["cannot share", "w"], lambda: static.nn.fc([x, y], 2, weight_attr="w"))
+    image = static.data("image", [4, 5, 6])
+    wrong = lambda: static.nn.fc([x, image], 2, num_flatten_dims=-1)  # noqa: E731
+    raises(ValueError, ["input 1 of fc does not fit the first"], wrong)

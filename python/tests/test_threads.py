@@ -120,3 +120,24 @@ def test_training_in_two_threads():
 
     in_threads(lambda meet: call(0, meet), lambda meet: call(1, meet))
     assert all(of[-1] < of[0] for of in losses) and losses[0] != losses[1]
+
+
+def test_large_variables_are_copied_beside_each_other():
+    """Copies of large variables release the interpreter's lock, and calls wait for them."""
+    scope, count = static.Scope(), 1 << 20
+    with static.program_guard(static.Program(), static.Program()):
+        static.create_global_var([count], 3.0, "float32", persistable=True, name="large")
+        static.create_global_var([1], 1.0, "float32", persistable=True, name="small")
+        static.Executor(threads=1).run(static.default_startup_program(), scope=scope)
+
+    def read(meet):
+        meet()
+        for _ in range(30):
+            assert scope["large"][-1] == 3.0 and scope["small"] == 1.0
+
+    def write(meet):
+        meet()
+        for _ in range(30):
+            scope["large"] = np.full(count, 3.0, "float32")
+
+    in_threads(read, read, write)

@@ -376,6 +376,12 @@ impl Net {
         program.has_var(id).then(|| read(program.var(id)))
     }
 
+    /// Returns whether the main program has a variable. A removed one keeps its id and its name.
+    pub(crate) fn has(&self, id: VarId) -> bool {
+        let program = &self.state.borrow().programs.main;
+        program.has_var(id) && program.find_var(program.var_name(id)) == Some(id)
+    }
+
     /// Returns the outputs of an op in a slot.
     pub(crate) fn outputs_of(&self, op: OpId, slot: &str) -> Vec<VarId> {
         self.state.borrow().programs.main.op(op).output(slot).to_vec()

@@ -27,7 +27,7 @@ impl Net {
         Var { net: self, id }
     }
 
-    /// Returns the variable with this id of the main program.
+    /// Returns the variable with this id of the main program. Fails for a variable that was removed.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;
@@ -39,9 +39,9 @@ impl Net {
     /// # Ok::<(), fleet_nn::Error>(())
     /// ```
     pub fn var_with_id(&self, id: VarId) -> Result<Var<'_>> {
-        match self.read(id, |_| ()) {
-            Some(()) => Ok(self.handle(id)),
-            None => Err(Error::invalid("the program does not have this variable").got(id)),
+        match self.has(id) {
+            true => Ok(self.handle(id)),
+            false => Err(Error::invalid("the program does not have this variable").got(id)),
         }
     }
 

@@ -16,14 +16,17 @@ use std::time::{Duration, Instant};
 
 const TOKEN: &str = "PS_DEATHS_TOKEN";
 
-/// Worker 1, in a process of its own: meets the others and waits to be killed. The role has the
-/// addresses of its servers, and whether the job is synchronous.
+/// A worker in a process of its own: meets the others and waits to be killed. The role has whether
+/// the job is synchronous, the number of workers, its rank, and the addresses of its servers.
 fn a_worker(role: &str) {
-    let (sync, addresses) = role.split_once(' ').unwrap();
+    let [sync, workers, rank, addresses] = role.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{role}")
+    };
     let addresses: Vec<SocketAddr> = addresses.split(',').map(|it| it.parse().unwrap()).collect();
     let token = Token::from_text(&std::env::var(TOKEN).unwrap()).unwrap();
-    let job = job(addresses.len(), 2, sync == "true");
-    let worker = RemoteServers::connect(&job, 1, &addresses, &token, vigilant()).unwrap();
+    let job = job(addresses.len(), workers.parse().unwrap(), sync == "true");
+    let rank = rank.parse().unwrap();
+    let worker = RemoteServers::connect(&job, rank, &addresses, &token, vigilant()).unwrap();
     (0..START_ROUNDS).for_each(|_| worker.arrive(Arrival::Received).unwrap());
     worker.push_dense(DENSE, None, &[2.0; 5]).unwrap();
     loop {
@@ -40,12 +43,17 @@ struct Other(Child);
 
 impl Other {
     fn start(fleet: &Fleet, sync: bool) -> Other {
+        Other::start_of(fleet, sync, 2, 1)
+    }
+
+    fn start_of(fleet: &Fleet, sync: bool, workers: usize, rank: usize) -> Other {
         let addresses: Vec<String> = fleet.addresses().iter().map(ToString::to_string).collect();
         let test = "deaths::a_worker_that_is_killed_is_named_to_the_others_of_a_synchronous_job";
-        let child = process::command(test, &format!("{sync} {}", addresses.join(",")))
-            .env(TOKEN, fleet.token.to_text())
-            .stdout(Stdio::null())
-            .spawn();
+        let child =
+            process::command(test, &format!("{sync} {workers} {rank} {}", addresses.join(",")))
+                .env(TOKEN, fleet.token.to_text())
+                .stdout(Stdio::null())
+                .spawn();
         Other(child.unwrap())
     }
 
@@ -99,6 +107,26 @@ fn a_worker_that_is_killed_is_named_to_the_others_of_a_synchronous_job() {
     let text = error.to_string();
     assert!(text.contains("worker 1 is lost: it closed its last connection"), "{text}");
     assert!(begun.elapsed() < Duration::from_secs(60), "not by the timeout: {text}");
+}
+
+/// Worker 2 is killed, and worker 1 ends later, as one does that fails because of the other.
+#[test]
+fn the_first_of_several_lost_workers_is_named() {
+    let fleet = Fleet::start(&job(2, 3, true));
+    let others = [1, 2].map(|rank| Other::start_of(&fleet, true, 3, rank));
+    let (addresses, options) = (fleet.addresses(), vigilant());
+    let worker = RemoteServers::connect(&fleet.job, 0, &addresses, &fleet.token, options).unwrap();
+    (0..START_ROUNDS).for_each(|_| worker.arrive(Arrival::Received).unwrap());
+    others[1].signal("KILL");
+    std::thread::sleep(Duration::from_secs(1));
+    others[0].signal("KILL");
+    // Both are lost when this worker comes to the barrier.
+    std::thread::sleep(Duration::from_secs(5));
+    let error = worker.arrive(Arrival::Sent).unwrap_err();
+    assert_eq!(error.culprit(), Some(2), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("worker 2 is lost: it closed its last connection"), "{text}");
+    assert!(text.contains("missing: worker 1, worker 2"), "{text}");
 }
 
 #[test]

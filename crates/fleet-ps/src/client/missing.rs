@@ -3,6 +3,7 @@
 use crate::message::Body;
 use crate::server::WorkerSign;
 use fleet_base::{Error, Result};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -27,9 +28,11 @@ impl Missing {
         Ok(!numbers.is_empty())
     }
 
-    /// Returns the error of a worker that is lost, if any is.
+    /// Returns the error of a worker that is lost, if any is: of the first one that was. Workers
+    /// that are lost later may have failed because of it.
     pub fn lost(&self, silent_after: Duration) -> Option<Error> {
-        let (worker, sign) = self.0.iter().find(|(_, sign)| sign.is_lost(silent_after))?;
+        let lost = self.0.iter().filter(|(_, sign)| sign.is_lost(silent_after));
+        let (worker, sign) = lost.max_by_key(|(worker, sign)| (sign.span, Reverse(**worker)))?;
         let others = match self.0.len() {
             1 => String::new(),
             _ => format!("; missing: {}", self.names()),

@@ -47,9 +47,6 @@ from ._util import UtilBase, util
 from .role_maker import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
 from .strategy import DistributedStrategy
 
-_other = _absent(__name__)
-
-
-def __getattr__(name):
-    # `fleet.main_program` of scripts for 1.x.
-    return _minimized(name) if name in ("main_program", "startup_program") else _other(name)
+# `fleet.main_program` of scripts for 1.x.
+_programs = {"main_program": _minimized, "startup_program": _minimized}
+__getattr__ = _absent(__name__, made=_programs)
