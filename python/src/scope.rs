@@ -55,10 +55,17 @@ impl ScopeCell {
 
     /// Returns a copy of a large variable, made without the interpreter's lock.
     fn copy_unlocked(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
-        self.copies.fetch_add(1, SeqCst);
-        let copied = py.detach(|| self.scope.try_read().ok().map(|scope| scope.tensor(name)));
-        self.copies.fetch_sub(1, SeqCst);
-        copied.ok_or_else(busy)?.or_raise()
+        loop {
+            // Fails if a run uses the scope. Another call may begin when this thread releases the
+            // interpreter's lock, so the copy is tried again.
+            drop(self.lock()?);
+            self.copies.fetch_add(1, SeqCst);
+            let copied = py.detach(|| self.scope.try_read().ok().map(|scope| scope.tensor(name)));
+            self.copies.fetch_sub(1, SeqCst);
+            if let Some(copied) = copied {
+                return copied.or_raise();
+            }
+        }
     }
 }
 

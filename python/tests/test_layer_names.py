@@ -30,7 +30,7 @@ GIVEN = {
     "end_lr": 0.1,
     "expand_times": [1, 2],
     "factor": 2.0,
-    "false_fn": lambda: static.default_main_program().var("x"),
+    "dropout_prob": 0.5,
     "ffn": 8,
     "fill_value": 1.0,
     "filter_size": 3,
@@ -49,13 +49,11 @@ GIVEN = {
     "output_size": 1,
     "paddings": [0, 0, 1, 1],
     "perm": [1, 0],
-    "pool_size": 2,
     "pred": "one",
     "repeat_times": [1, 2],
     "shape": [2, 4],
     "size": 3,
     "start": 0,
-    "true_fn": lambda: static.default_main_program().var("x"),
     "updates": "x",
     "value": 1.0,
     "y": "x",
@@ -65,7 +63,12 @@ GIVEN = {
 SPECIAL = {
     "batch_norm": {"input": "image"},
     "conv2d": {"input": "image"},
-    "pool2d": {"input": "image"},
+    "pool2d": {"input": "image", "pool_size": 2},
+    "matmul": {"y": "square"},
+    "cond": {
+        "true_fn": lambda: static.default_main_program().var("x"),
+        "false_fn": lambda: static.default_main_program().var("x"),
+    },
     "max_pool2d": {"x": "image"},
     "avg_pool2d": {"x": "image"},
     "adaptive_max_pool2d": {"x": "image"},
@@ -142,6 +145,7 @@ def variables():
         "x": x,
         "positive": x > 0.0,
         "one": fleet.mean(x) > 0.0,
+        "square": static.data("square", [4, 4]),
         "image": static.data("image", [2, 3, 8, 8]),
         "words": static.data("words", [2, 5, 8]),
         "thin": static.data("thin", [2, 1, 4]),
@@ -177,7 +181,9 @@ def test_a_name_is_used(key):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = first(function(**args))
-    wanted = "mine" if name in VARIABLES else "mine."
+    # Layers of several layers name their parts, such as `mine_output_fc`.
+    has_parts = name in ("multi_head_attention", "transformer_layer")
+    wanted = "mine" if name in VARIABLES else "mine_" if has_parts else "mine."
     assert result.name.startswith(wanted), result.name
 
 
