@@ -309,7 +309,8 @@ def _job(fleet):
     from fleet.distributed.fleet._job import joined
 
     if not hasattr(fleet, "worker_num"):
-        raise TypeError(_spelled(f"fleet: expected the module fleet.distributed.fleet, got {fleet!r}"))
+        text = f"fleet: expected the module fleet.distributed.fleet, got {fleet!r}"
+        raise TypeError(_spelled(text))
     return joined()
 
 

@@ -331,7 +331,8 @@ class GeneratorLoader(_Loader):
             return batch
         raise EOFException(
             _spelled(
-                "the loader has no more batches\n  help: catch fleet.core.EOFException, and reset it"
+                "the loader has no more batches\n  "
+                "help: catch fleet.core.EOFException, and reset it"
             )
         )
 

@@ -1,5 +1,5 @@
-//! `static.nn.cond`: the steps of a choice between two branches. Between two steps the program holds
-//! the open branch, to which layers are added.
+//! `static.nn.cond`: the steps of a choice between two branches. Between two steps the program
+//! holds the open branch, to which layers are added.
 
 use crate::error::OrRaise;
 use crate::program::{Place, ProgramCell, index, vars, with_net};

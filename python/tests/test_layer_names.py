@@ -99,8 +99,8 @@ OTHERS = {"py_reader", "double_buffer", "name_scope"}
 DOCUMENTED = """
 fleet: abs add add_n argmax argmin ceil clip concat cos divide equal erf exp expand flatten floor
 fleet: floor_divide full full_like gather gather_nd greater_equal greater_than less_equal less_than
-fleet: arange log logical_and logical_not logical_or matmul max maximum mean min minimum mod multiply
-fleet: not_equal ones ones_like pow prod reciprocal remainder reshape round rsqrt scale scatter sign
+fleet: arange log logical_and logical_not logical_or matmul max maximum mean min minimum mod
+fleet: multiply not_equal ones ones_like pow prod reciprocal remainder reshape round rsqrt scale scatter sign
 fleet: sin split sqrt square squeeze stack subtract sum tanh tile topk transpose unsqueeze where
 fleet: zeros zeros_like cumsum
 static: create_global_var create_parameter data

@@ -89,7 +89,8 @@ RESULTS = {
     "dict[str, Array]": "state_dict",
     "list[Any]": "load_inference_model cpu_places cuda_places",
     "DistributedOptimizer": "distributed_optimizer",
-    "Any": "launch Layer.forward generate_sample __getitem__ __getattr__ apply_gradients __dlpack__ __dlpack_device__ compute_dense",
+    "Any": "launch Layer.forward DataGenerator.generate_sample "
+    "__getitem__ __getattr__ apply_gradients __dlpack__ __dlpack_device__ compute_dense",
     "Iterator[str]": "__iter__",
 }
 

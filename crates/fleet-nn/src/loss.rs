@@ -410,7 +410,8 @@ impl<'n> Var<'n> {
     }
 }
 
-/// Returns the position of the axis of the classes. Fails if there is not one weight for each class.
+/// Returns the position of the axis of the classes. Fails if there is not one weight for each
+/// class.
 fn check_weight(predictions: Var<'_>, axis: i64, weight: Var<'_>) -> Result<usize> {
     let (dtype, shape) = (predictions.dtype(), predictions.shape());
     let axis = shape.axis(axis)?;

@@ -27,7 +27,8 @@ impl Net {
         Var { net: self, id }
     }
 
-    /// Returns the variable with this id of the main program. Fails for a variable that was removed.
+    /// Returns the variable with this id of the main program. Fails for a variable that was
+    /// removed.
     ///
     /// ```
     /// # use fleet_nn::prelude::*;

@@ -9,8 +9,8 @@
 
 ``python -m fleet.compat script.py`` and ``fleetrun --compat=paddle script.py`` run a script that is
 not changed. A module of Paddle is the same object as the module of this package, so both names may
-be used in one program; ``paddle`` itself has the attributes of ``fleet``, and the version of Paddle.
-An installed Paddle is hidden only by these calls.
+be used in one program; ``paddle`` itself has the attributes of ``fleet``, and the version of
+Paddle. An installed Paddle is hidden only by these calls.
 """
 
 import importlib

@@ -43,7 +43,8 @@ _define(
         moving_variance_name=None, do_model_average_for_mean_and_var=True, use_global_stats=False)
     layer_norm(input, scale=True, shift=True, begin_norm_axis=1, epsilon=1e-05, param_attr=None, \
         bias_attr=None, act=None, name=None)
-    cross_entropy(input, label, soft_label=False, ignore_index=-100) = cross_entropy_of_probabilities
+    cross_entropy(input, label, soft_label=False, ignore_index=-100) \
+        = cross_entropy_of_probabilities
     softmax_with_cross_entropy(logits, label, soft_label=False, ignore_index=-100, \
         numeric_stable_mode=True, return_softmax=False, axis=-1)
     sigmoid_cross_entropy_with_logits(x, label, name=None)

@@ -101,7 +101,8 @@ impl OpEmitter<'_, '_> {
         self
     }
 
-    /// Stem of the names of new variables (`fc_0.tmp`). The default is the layer's or the op's name.
+    /// Stem of the names of new variables (`fc_0.tmp`). The default is the name of the layer or
+    /// of the op.
     pub fn named(mut self, stem: impl Into<String>) -> Self {
         self.name = Some(stem.into());
         self
