@@ -4,7 +4,10 @@ from fleet import _fleet
 
 
 class ParamAttr:
-    """Name, initializer, learning-rate factor, regularizer and switches of a parameter."""
+    """Name, initializer, learning-rate factor, regularizer and switches of a parameter.
+
+    `split` is the axis along which workers may divide it (`mp_degree`).
+    """
 
     _param_attr = True
 
@@ -17,6 +20,7 @@ class ParamAttr:
         trainable=True,
         do_model_average=True,
         need_clip=True,
+        split=None,
     ):
         self.name = name
         self.initializer = initializer
@@ -24,6 +28,7 @@ class ParamAttr:
         self.regularizer = regularizer
         self.trainable = trainable
         self.need_clip = need_clip
+        self.split = split
 
     def __repr__(self):
         return f"ParamAttr(name={self.name!r}, initializer={self.initializer!r})"

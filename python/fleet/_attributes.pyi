@@ -16,6 +16,7 @@ class ParamAttr:
     regularizer: Any
     trainable: bool
     need_clip: Any
+    split: Any
     def __init__(
         self,
         name: str | None = ...,
@@ -25,6 +26,7 @@ class ParamAttr:
         trainable: bool = ...,
         do_model_average: bool = ...,
         need_clip: bool = ...,
+        split: Any = ...,
     ) -> None: ...
 class ProbabilityEntry:
     def __init__(self, probability: float) -> None: ...

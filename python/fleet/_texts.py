@@ -128,6 +128,9 @@ PARAMETERS = {
     "size": "width of the result; [rows, width] of a table; height and width of an image",
     "slide_steps": "number of the last batches that have an area of their own",
     "slot": "number of the slot in click tables",
+    "split": "how workers may divide the layer (`mp_degree`): 'columns' or 'rows' of fc, whether of "
+    "others",
+    "split_heads": "whether workers may divide the heads (`mp_degree`)",
     "soft_label": "whether labels are distributions instead of class numbers",
     "start": "first number",
     "start_axis": "first dimension that is flattened",

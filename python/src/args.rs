@@ -3,6 +3,7 @@
 use crate::arrays::long_name;
 use crate::error::{exception, spelled};
 use crate::program::ProgramCell;
+use fleet::nn::layers::Split;
 use fleet::nn::layers::{DataFormat, Entry, Padding, Pair};
 use fleet::nn::{Act, Guard, Init, Net, OpCall, Operand, ParamAttr, Reduction, Regularizer, Var};
 use fleet::{DType, Shape, ir};
@@ -182,6 +183,15 @@ impl<'n, 'py> Args<'n, 'py> {
     pub fn act(&self, name: &str) -> PyResult<Option<Act>> {
         let Some(text) = self.maybe_text(name)? else { return Ok(None) };
         text.parse().map(Some).map_err(|error| exception(&error))
+    }
+
+    pub fn split(&self, name: &str) -> PyResult<Option<Split>> {
+        match self.maybe_text(name)?.as_deref() {
+            None => Ok(None),
+            Some("columns") => Ok(Some(Split::Columns)),
+            Some("rows") => Ok(Some(Split::Rows)),
+            _ => Err(self.wrong(name, "'columns', 'rows' or None", &self.get(name)?)),
+        }
     }
 
     /// Fails for a value other than `only`, with the alternative.
@@ -419,6 +429,13 @@ fn param_attr(value: &Bound<'_, PyAny>) -> PyResult<Option<ParamAttr>> {
     let some = |name: &str| -> PyResult<Option<Bound<'_, PyAny>>> {
         Ok(Some(value.getattr(name)?).filter(|value| !value.is_none()))
     };
+    let attr = match some("split")? {
+        None => ParamAttr::new(),
+        Some(axis) => match axis.extract() {
+            Ok(axis) => ParamAttr::new().split(axis),
+            Err(_) => return Err(wrong("split of a ParamAttr", "an axis, from 0, or None", &axis)),
+        },
+    };
     Ok(Some(ParamAttr {
         name: some("name")?.map(|name| name.extract()).transpose()?,
         initializer: some("initializer")?.map(|init| initializer(&init)).transpose()?,
@@ -426,7 +443,7 @@ fn param_attr(value: &Bound<'_, PyAny>) -> PyResult<Option<ParamAttr>> {
         regularizer: some("regularizer")?.map(|it| regularizer(&it)).transpose()?,
         trainable: value.getattr("trainable")?.extract()?,
         need_clip: value.getattr("need_clip")?.extract()?,
-        ..ParamAttr::new()
+        ..attr
     }))
 }
 

@@ -157,12 +157,13 @@ layers! {
 
     // Layers
     "fc(x, size, num_flatten_dims=1, weight_attr=None, bias_attr=None, activation=None, \
-     name=None)" => |a| a.net.fc_of(&a.var_or_list("x")?, Fc {
+     name=None, split=None)" => |a| a.net.fc_of(&a.var_or_list("x")?, Fc {
         num_flatten_dims: a.int("num_flatten_dims")?,
         act: a.act("activation")?,
         weight: a.param("weight_attr")?,
         bias: a.optional_param("bias_attr")?,
         name: a.maybe_text("name")?,
+        split: a.split("split")?,
         ..Fc::new(a.int("size")?)
     });
     "embedding(x, size, is_sparse=False, is_distributed=False, padding_idx=None, \
@@ -245,18 +246,20 @@ layers! {
         })
     })?;
     "multi_head_attention(x, heads, key_value=None, causal=False, mask=None, dropout=0.0, \
-     initializer=None, name=None)" => |a| a.var("x")?.multi_head_attention(MultiHeadAttention {
+     initializer=None, name=None, split_heads=False)"
+        => |a| a.var("x")?.multi_head_attention(MultiHeadAttention {
         key_value: a.maybe_var("key_value")?,
         causal: a.bool("causal")?,
         mask: a.maybe_var("mask")?,
         dropout: a.float("dropout")?,
         init: a.init("initializer")?,
         name: a.maybe_text("name")?,
+        split_heads: a.bool("split_heads")?,
         ..MultiHeadAttention::new(a.int("heads")?)
     });
     "transformer_layer(x, heads, ffn, pre_norm=False, activation='gelu', causal=False, \
-     mask=None, dropout=0.0, attention_dropout=0.0, epsilon=1e-05, initializer=None, name=None)"
-        => |a| transformer_layer(a)?;
+     mask=None, dropout=0.0, attention_dropout=0.0, epsilon=1e-05, initializer=None, name=None, \
+     split=False)" => |a| transformer_layer(a)?;
 
     // Losses and metrics
     "cross_entropy(x, label, weight=None, ignore_index=-100, reduction='mean', \
@@ -797,6 +800,7 @@ fn transformer_layer<'n>(a: &Args<'n, '_>) -> PyResult<Var<'n>> {
     with.epsilon = a.float("epsilon")?;
     with.init = a.init("initializer")?;
     with.name = a.maybe_text("name")?;
+    with.split = a.bool("split")?;
     Ok(a.var("x")?.transformer_layer(with))
 }
 

@@ -114,11 +114,11 @@ def vgg16():
 def bert():
     init = nn.initializer.TruncatedNormal(0.0, 0.02)
 
-    def attr(name):
-        return ParamAttr(name=name, initializer=init)
+    def attr(name, split=None):
+        return ParamAttr(name=name, initializer=init, split=split)
 
     tokens = static.data("src_ids", [None, 128], "int64")
-    x = static.nn.embedding(tokens, [30522, 768], param_attr=attr("word_embedding"))
+    x = static.nn.embedding(tokens, [30522, 768], param_attr=attr("word_embedding", 0))
     positions = static.create_parameter([512, 768], "float32", attr=attr("pos_embedding"))
     x = x + fleet.slice(positions, [0], [0], [128])
     sentences = static.data("sent_ids", [None, 128], "int64")
@@ -132,7 +132,7 @@ def bert():
     for index in range(12):
         x = static.nn.transformer_layer(
             x, 12, 3072, mask=mask, dropout=0.1, attention_dropout=0.1, epsilon=1e-12,
-            initializer=init, name=f"encoder_layer_{index}",
+            initializer=init, name=f"encoder_layer_{index}", split=True,
         )
     places = static.data("mask_pos", [None, 1], "int64")
     labels = static.data("mask_label", [None, 1], "int64")
@@ -142,7 +142,8 @@ def bert():
         name="mask_lm_trans_fc",
     )
     words = static.nn.layer_norm(words, epsilon=1e-12, name="mask_lm_trans_layer_norm")
-    bias = ParamAttr(name="mask_lm_out_fc.b_0", initializer=nn.initializer.Constant(0.0))
+    zero = nn.initializer.Constant(0.0)
+    bias = ParamAttr(name="mask_lm_out_fc.b_0", initializer=zero, split=0)
     bias = static.create_parameter([30522], "float32", attr=bias)
     table = static.default_main_program().var("word_embedding")
     logits = fleet.matmul(words, table, transpose_y=True) + bias
@@ -152,18 +153,18 @@ def bert():
 def gpt():
     init = nn.initializer.Normal(0.0, 0.02)
 
-    def attr(name):
-        return ParamAttr(name=name, initializer=init)
+    def attr(name, split=None):
+        return ParamAttr(name=name, initializer=init, split=split)
 
     tokens = static.data("tokens", [None, 1024], "int64")
     labels = static.data("labels", [None, 1024], "int64")
-    x = static.nn.embedding(tokens, [50257, 768], param_attr=attr("word_embedding"))
+    x = static.nn.embedding(tokens, [50257, 768], param_attr=attr("word_embedding", 0))
     x = x + static.create_parameter([1024, 768], "float32", attr=attr("pos_embedding"))
     x = F.dropout(x, 0.1)
     for index in range(12):
         x = static.nn.transformer_layer(
             x, 12, 3072, pre_norm=True, activation="gelu_tanh", causal=True, dropout=0.1,
-            attention_dropout=0.1, initializer=init, name=f"decoder_layer_{index}",
+            attention_dropout=0.1, initializer=init, name=f"decoder_layer_{index}", split=True,
         )
     x = static.nn.layer_norm(x, begin_norm_axis=2, name="final_layer_norm")
     table = static.default_main_program().var("word_embedding")

@@ -132,9 +132,37 @@ if fleet.is_first_worker():
 """
 
 
-def test_two_workers_train_what_one_trains(tmp_path):
+SHARED_LAYERS = """
+import sys
+import numpy as np
+import fleet as package
+from fleet import static
+from fleet.distributed import fleet
+
+fleet.init(is_collective=True)
+x, y = static.data("x", [None, 4]), static.data("y", [None, 1])
+wide = static.nn.fc(x, 8, activation="relu", split="columns")
+cost = package.nn.functional.square_error_cost(static.nn.fc(wide, 1, split="rows"), y)
+loss = package.mean(cost)
+strategy = fleet.DistributedStrategy()
+strategy.hybrid_configs = {"mp_degree": fleet.worker_num()}
+fleet.distributed_optimizer(package.optimizer.SGD(0.1), strategy).minimize(loss)
+exe = static.Executor(threads=1)
+exe.run(static.default_startup_program())
+xs = np.random.default_rng(0).standard_normal((8, 4)).astype("float32")
+feed = {"x": xs, "y": xs.sum(1, keepdims=True)}
+losses = [exe.run(feed=feed, fetch_list=[loss])[0][0] for _ in range(5)]
+held = static.default_main_program().state_dict("param")
+assert held["fc_0.w_0"].shape == (4, 8 // fleet.worker_num())
+if fleet.is_first_worker():
+    np.save(sys.argv[1], losses)
+"""
+
+
+def trains_alike(tmp_path, text):
+    """Checks that a script saves the same numbers alone and as two workers."""
     script = tmp_path / "train.py"
-    script.write_text(WORKER)
+    script.write_text(text)
     fleetrun = os.path.join(sysconfig.get_path("scripts"), "fleetrun")
     results = []
     for name, call in [
@@ -146,6 +174,22 @@ def test_two_workers_train_what_one_trains(tmp_path):
         assert ran.returncode == 0, ran.stdout + ran.stderr
         results.append(np.load(out))
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-7)
+
+
+def test_two_workers_train_what_one_trains(tmp_path):
+    trains_alike(tmp_path, WORKER)
+
+
+def test_two_workers_share_layers(tmp_path):
+    trains_alike(tmp_path, SHARED_LAYERS)
+
+
+def test_a_wrong_split_names_the_choices(raises):
+    x = static.data("x", [None, 4])
+    wrong = lambda: static.nn.fc(x, 8, split="all")
+    raises(TypeError, ["split", "'columns', 'rows' or None"], wrong)
+    attr = package.ParamAttr(split="first")
+    raises(TypeError, ["split", "an axis"], lambda: static.nn.fc(x, 8, weight_attr=attr))
 
 
 def test_fleetrun_is_the_launcher():

@@ -179,6 +179,7 @@ class Linear(Layer):
                 "bias_attr": _named(self.bias),
                 "activation": None,
                 "name": self._full_name,
+                "split": None,
             },
         )
 

@@ -8,7 +8,8 @@ from fleet._layers import old_spellings as _old_spellings
 _define(
     globals(),
     """
-    fc(x, size, num_flatten_dims=1, weight_attr=None, bias_attr=None, activation=None, name=None)
+    fc(x, size, num_flatten_dims=1, weight_attr=None, bias_attr=None, activation=None, name=None, \
+        split=None)
     embedding(input, size, is_sparse=False, is_distributed=False, padding_idx=None, \
         param_attr=None, dtype='float32')
     sparse_embedding(input, size, padding_idx=None, is_test=False, entry=None, \
@@ -24,9 +25,10 @@ _define(
         global_pooling=False, use_cudnn=True, ceil_mode=False, name=None, exclusive=True, \
         data_format='NCHW')
     multi_head_attention(x, heads, key_value=None, causal=False, mask=None, dropout=0.0, \
-        initializer=None, name=None)
+        initializer=None, name=None, split_heads=False)
     transformer_layer(x, heads, ffn, pre_norm=False, activation='gelu', causal=False, mask=None, \
-        dropout=0.0, attention_dropout=0.0, epsilon=1e-05, initializer=None, name=None)
+        dropout=0.0, attention_dropout=0.0, epsilon=1e-05, initializer=None, name=None, \
+        split=False)
     """,
 )
 

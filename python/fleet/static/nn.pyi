@@ -54,6 +54,7 @@ def fc(
     bias_attr: Attr = ...,
     activation: str | None = ...,
     name: str | None = ...,
+    split: Any = ...,
 ) -> Variable: ...
 def layer_norm(
     input: Variable,
@@ -75,6 +76,7 @@ def multi_head_attention(
     dropout: float = ...,
     initializer: Any = ...,
     name: str | None = ...,
+    split_heads: bool = ...,
 ) -> Variable: ...
 def pool2d(
     input: Variable,
@@ -113,4 +115,5 @@ def transformer_layer(
     epsilon: float = ...,
     initializer: Any = ...,
     name: str | None = ...,
+    split: bool = ...,
 ) -> Variable: ...
