@@ -6,9 +6,9 @@
 //! weak scaling on it can avoid by sending less. `.._in_step` is the same for two ranks that send
 //! nothing and meet at the end of each step: the rank that is slower at the moment, whatever the
 //! machine does to its core, limits both. `mp/tensor` is the speed of two ranks that share the
-//! MLP's layers and have one batch, relative to that of one rank. `.._exposed_comm` is the share of a step in which rank 0
-//! communicated, or waited for the other rank, and computed nothing. The started process is the
-//! launcher; it starts itself again as the ranks.
+//! MLP's layers and have one batch, relative to that of one rank. `.._exposed_comm` is the share of
+//! a step in which rank 0 communicated, or waited for the other rank, and computed nothing. The
+//! started process is the launcher; it starts itself again as the ranks.
 
 use crate::measure::{Options, measure, measure_steps, print_rates};
 use fleet::nn::models::{ResNetConfig, resnet};

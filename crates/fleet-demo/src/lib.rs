@@ -301,9 +301,9 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
     };
     let mut session = fleet.session(demo.net.build()?, &job, options)?;
     out.line(&demo.title)?;
-    out.line(header(name, &demo, fleet, &session))?;
+    out.line(header(name, &demo, (fleet, job.plan.copy.1), &session))?;
 
-    let trained = train::run(&demo, args, fleet, &mut session, out)?;
+    let trained = train::run(&demo, args, fleet, &mut session, job.plan.copy, out)?;
     fleet.meet(&mut session)?;
     if fleet.is_first_worker() && !trained.is_terminated {
         summary(demo, args, &trained, &mut session, out)?;
@@ -343,7 +343,7 @@ fn suitable_optimizer(usual: OptimizerDesc, strategy: &DistributedStrategy) -> O
     }
 }
 
-fn header(name: &str, demo: &Demo, fleet: &Fleet, session: &Session) -> String {
+fn header(name: &str, demo: &Demo, (fleet, copies): (&Fleet, usize), session: &Session) -> String {
     let parameters = text::count(parameter_count(session) as f64);
     let threads = match session.executor.threads() {
         1 => "1 thread".to_string(),
@@ -355,7 +355,7 @@ fn header(name: &str, demo: &Demo, fleet: &Fleet, session: &Session) -> String {
         _ => format!(
             "{name}: {parameters} parameters, batches of {batch}: {} per worker for {workers} \
              workers, {threads} per worker",
-            batch / workers
+            batch / copies
         ),
     }
 }

@@ -42,17 +42,19 @@ impl Trained {
     }
 }
 
-/// Trains from the beginning, or from the newest checkpoint.
+/// Trains from the beginning, or from the newest checkpoint. Copy `copy` of `copies` of the model
+/// has its share of each batch.
 pub fn run(
     demo: &Demo,
     args: &DemoArgs,
     fleet: &Fleet,
     session: &mut Session,
+    (copy, copies): (usize, usize),
     out: &mut Output,
 ) -> Result<Trained, ExitReason> {
     let workers = fleet.worker_num();
-    let rows = demo.batch / workers;
-    let first = (fleet.worker_index() * rows) as u64;
+    let rows = demo.batch / copies;
+    let first = (copy * rows) as u64;
     let share = Share { rows, stride: demo.batch as u64, first };
     let mut tracing = Tracing { folder: args.trace.as_deref(), ..Tracing::default() };
     let mut trainer = demo.trainer(fleet, demo.steps).on_event(|event, model| {

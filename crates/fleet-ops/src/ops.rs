@@ -83,6 +83,7 @@ const BEFORE_UNARY: &[&OpDef] = &[
     &comm::reduce::ALL_PROD,
     &comm::reduce::ALL_SUM,
     &comm::reduce::REDUCE_SUM,
+    &comm::same_batch::DEF,
     &comm::send_recv::RECV,
     &comm::send_recv::SEND,
     &comm::sum_parts::DEF,

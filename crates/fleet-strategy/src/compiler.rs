@@ -38,6 +38,9 @@ pub struct Plan {
     pub rings: Vec<RingSpec>,
     /// Notes for the user, such as buckets and checkpoints.
     pub notes: Vec<String>,
+    /// The place of this rank among the ranks with samples of their own, and their number. Ranks
+    /// that share layers have the same samples.
+    pub copy: (usize, usize),
     /// The main program before its layers were divided, if ranks share them: forward ops only.
     pub whole: Option<Program>,
 }
@@ -255,6 +258,10 @@ fn run_phases(mut job: Job<'_>, mut manager: PassManager<'_>, report: &Report<'_
         learning_rate,
         rings: job.rings.own,
         notes: once(job.notes),
+        copy: {
+            let (first, stride, copies) = job.grid.copies(job.ranks.rank);
+            ((job.ranks.rank - first) / stride, copies)
+        },
         whole: job.whole,
     })
 }

@@ -16,7 +16,7 @@ fn network(image: Var<'_>) -> Var<'_> {
 pub fn train(steps: u64) -> Result<()> {
     let hybrid = HybridConfig::default().with_mp_degree(2);
     let strategy = DistributedStrategy::new().with_hybrid_configs(hybrid);
-    let session = digits::train_copies(steps, Adam::new(0.002), &strategy, network, 2)?;
+    let session = digits::train(steps, Adam::new(0.002), &strategy, network)?;
     let shape = session.scope.tensor("fc_0.w_0")?.shape().to_vec();
     println!("this worker has {shape:?} of the [784, 256] weights of the first layer");
     Ok(())

@@ -107,8 +107,8 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
         (
             ranks,
             "job.prototxt",
-            "hybrid_configs { mp_degree: 2 }",
-            "job.prototxt:1:29: hybrid_configs.mp_degree: 2 is not supported",
+            "hybrid_configs { sep_degree: 2 }",
+            "job.prototxt:1:30: hybrid_configs.sep_degree: 2 is not supported",
         ),
         (
             servers,

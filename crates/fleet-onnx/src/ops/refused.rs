@@ -52,6 +52,7 @@ const REASONS: &[(&str, &[&str])] = &[
             "c_allreduce_prod",
             "c_allreduce_sum",
             "c_broadcast",
+            "c_check_batch",
             "c_comm_init",
             "c_concat",
             "c_embedding",

@@ -14,6 +14,7 @@
 //!   parameters are the same on all ranks of ring 0. Data parallelism and sharding sum both over
 //!   the copies.
 //! * unscale, update: norms of gradients and the check for finite ones include all parts.
+//! * finish: a step begins with a check that the ranks of ring 0 have the same samples.
 //! * startup: a rank makes the first values of its parts only. They are those of the whole
 //!   parameters. Whole parameters are those of the first rank.
 
@@ -22,12 +23,14 @@ use super::tensor_layout;
 use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId, WithServers};
 use crate::effective::Effective;
 use crate::grid::{Axis, Grid};
-use crate::job::{Job, Layers};
+use crate::job::{Job, Layers, prepend};
 use fleet_base::{Error, Result};
 use fleet_config::Problem;
-use fleet_ir::{Program, VarId};
+use fleet_ir::{OpRole, Program, VarId};
 use fleet_nn::optimizer::{DividedUpdate, OptimizerDesc};
 use fleet_ops::Registry;
+use fleet_ops::comm::same_batch;
+use std::collections::HashSet;
 
 pub struct TensorParallel;
 
@@ -124,6 +127,26 @@ impl Strategy for TensorParallel {
              sums {} values over ranks",
             layers.part, layers.parts, made.divided, made.params, made.sums
         ));
+        Ok(())
+    }
+
+    fn finish(&self, job: &mut Job<'_>) -> Result<()> {
+        let (Layers { ring, parts, .. }, main) = (layers(job)?, &job.programs.main);
+        let mut read = HashSet::new();
+        main.root_ops().for_each(|(id, _)| main.reads_of(id, &mut read));
+        let fed = main.vars().filter(|(id, var)| var.is_data && read.contains(id));
+        let (fed, names): (Vec<VarId>, Vec<String>) =
+            fed.map(|(id, var)| (id, var.name.clone())).unzip();
+        if fed.is_empty() {
+            return Ok(());
+        }
+        // Not a part of the forward pass, so evaluations feed what they need.
+        let mut emit = job.emit_into(Program::ROOT, OpRole::DIST);
+        let call = emit.op(&same_batch::DEF).inputs("X", &fed).attr("names", names);
+        let call = call.attr("ring_id", ring).attr("nranks", parts);
+        call.attr("use_calc_stream", true).attr("label", "samples").done()?;
+        let ops = std::mem::take(&mut emit.ops);
+        prepend(&mut job.programs.main, ops);
         Ok(())
     }
 

@@ -451,7 +451,7 @@ fn what_cannot_be_divided_is_refused() {
         (plain().with_dgc(true), "dgc"),
         (plain().with_lars(true), "lars"),
     ] {
-        check(layers, split(strategy, 2), &["tensor_parallel conflicts with", part]);
+        check(layers, split(strategy, 2), &["tensor_parallel", "conflicts with", part]);
     }
     let lamb = Lamb::new(0.01).into();
     let error = refused(LAYERS, &split(plain(), 2), &lamb);
@@ -475,6 +475,7 @@ fn programs_at_any_number_of_ranks() {
         let copies = count / 2;
         let data = if copies > 1 { vec![format!("c_allreduce_sum 2/{copies}")] } else { vec![] };
         let mut expected = vec![
+            "c_check_batch 0/2".to_string(),
             "c_identity 0/2".to_string(),
             "mp_allreduce_sum 0/2".to_string(),
             "mp_allreduce_sum 0/2".to_string(),
@@ -500,6 +501,26 @@ fn programs_at_any_number_of_ranks() {
             scale.map(|(_, op)| op.attr_float("scale")),
             (copies > 1).then(|| 1.0 / copies as f64)
         );
+    }
+}
+
+/// Ranks that share layers and feed different samples would train neither.
+#[test]
+fn different_samples_are_refused() {
+    let errors = local::run(2, |rank, world| {
+        let strategy = split(DistributedStrategy::new(), 2);
+        let (programs, plan) = rewritten(layers, &momentum(), &strategy, Ranks::new(rank, 2))?;
+        let executor = Executor::new(ExecOptions::threads(1));
+        let mut executor = executor.services(services(world, &plan, rank));
+        let mut scope = Scope::new();
+        executor.run(&programs.startup, &mut scope, &[], &[])?;
+        let ((x, _), (_, y)) = (batch(rank, 0, 1)?, batch(0, 0, 1)?);
+        let ran = executor.run(&programs.main, &mut scope, &[("x", &x), ("y", &y)], &[]);
+        Ok(ran.expect_err("batches differ").to_string())
+    });
+    for error in errors {
+        let error = error.unwrap();
+        assert!(error.contains("feed different samples") && error.contains("'x'"), "{error}");
     }
 }
 

@@ -496,8 +496,15 @@ impl Generator {
     /// it itself, or it is drawn elsewhere.
     fn is_left_out(&self, def: &OpDef) -> bool {
         let name = def.spec.name;
-        // The last has no values to compare.
-        let alone = ["conditional_block", "listen_and_serv", "send_v2", "recv_v2", "empty"];
+        // The last two have no values to compare.
+        let alone = [
+            "conditional_block",
+            "listen_and_serv",
+            "send_v2",
+            "recv_v2",
+            "empty",
+            "c_check_batch",
+        ];
         let (rings, tables) = (communicates(def), TABLE_OPS.contains(&name));
         alone.contains(&name)
             || rings && !matches!(self.peers, Peers::Rings(_))

@@ -16,34 +16,22 @@ pub fn mlp(image: Var<'_>) -> Var<'_> {
 
 /// Trains `network` under a strategy; worker 0 prints the communication and the progress. Returns
 /// the session, so that the strategy's state can be inspected.
-#[allow(dead_code)] // one example shares layers
 pub fn train(
     steps: u64,
     optimizer: impl Into<OptimizerDesc>,
     strategy: &DistributedStrategy,
     network: fn(Var<'_>) -> Var<'_>,
 ) -> Result<Session> {
-    train_copies(steps, optimizer, strategy, network, 1)
-}
-
-/// Like [`train`], where `sharing` neighbouring workers share the layers of one copy of the model.
-/// They feed the same samples.
-pub fn train_copies(
-    steps: u64,
-    optimizer: impl Into<OptimizerDesc>,
-    strategy: &DistributedStrategy,
-    network: fn(Var<'_>) -> Var<'_>,
-    sharing: usize,
-) -> Result<Session> {
     let fleet = Fleet::collective()?;
-    let (copy, copies) = (fleet.worker_index() / sharing, fleet.worker_num() / sharing);
-    let share = BATCH / copies.max(1);
     let net = Net::new();
     let image = net.data("image", [-1, IMAGE_PIXELS as i64], DType::F32);
     let label = net.data("label", [-1, 1], DType::I64);
     let logits = network(image);
     let (loss, accuracy) = (logits.cross_entropy(label), logits.accuracy(label, 1));
     let job = fleet.distributed_optimizer(optimizer, strategy).minimize(&net, loss)?;
+    // Workers that share layers have the same samples.
+    let (copy, copies) = job.plan.copy;
+    let share = BATCH / copies;
     let (loss, accuracy) = (loss.name(), accuracy.name());
     let mut session = fleet.session(net.build()?, &job, ExecOptions::default())?;
     fleet.util().print_on_rank(cost::cost(&session.programs.main), 0);
