@@ -41,6 +41,9 @@ pub struct OpTraits {
     /// Whether the op is elementwise if all operands have one shape and no padding. `elementwise`
     /// implies it.
     pub elementwise_unpadded: bool,
+    /// Whether the result also depends on norms of whole operands, so that ranks with parts of them
+    /// cannot compute it.
+    pub norms: bool,
     /// Whether a smaller operand may be repeated along a larger one.
     pub broadcasts: bool,
     /// Whether the result depends neither on the order of the elements nor on padding zeros.
@@ -173,6 +176,7 @@ impl OpTraits {
             effect: false,
             elementwise: false,
             elementwise_unpadded: false,
+            norms: false,
             broadcasts: false,
             order_independent: false,
             images: None,

@@ -75,7 +75,7 @@ impl Grid {
     /// (first, distance, number): those along the axes of sharding and of data.
     pub fn copies(&self, rank: usize) -> (usize, usize, usize) {
         let count = self.degree(Axis::Sharding) * self.degree(Axis::Data);
-        // They are at equal distances unless stages lie between the two axes, which `of` refuses.
+        // They are at equal distances: `of` refuses stages between the two axes.
         let axis = if self.degree(Axis::Sharding) > 1 { Axis::Sharding } else { Axis::Data };
         let stride = self.stride(axis);
         (self.first(axis, self.first(Axis::Data, rank)), stride, count)
@@ -122,6 +122,12 @@ impl Grid {
             false => given(axis).unwrap_or(1),
         });
         let grid = Grid::new(degrees);
+        let has = |axis: Axis| grid.degree(axis) > 1;
+        if has(Axis::Sharding) && has(Axis::Pipeline) && has(Axis::Data) {
+            let reason =
+                "copies of a model whose state and stages are both divided are not supported";
+            return Err(("hybrid_configs".into(), reason.into()));
+        }
         if grid.ranks() == ranks {
             return Ok(grid);
         }

@@ -8,7 +8,7 @@ use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::{Program, VarId};
 use fleet_nn::{HostRate, Programs};
 use fleet_ops::Services;
-use fleet_strategy::{LOSS_SCALE, SKIPPED_STEPS};
+use fleet_strategy::{LOSS_SCALE, Plan, SKIPPED_STEPS};
 use fleet_tensor::{DType, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Once};
@@ -26,6 +26,8 @@ pub struct Session {
     test: Program,
     /// The evaluation program of the whole model, if this rank has a part of its layers.
     whole: Option<Program>,
+    /// Number of ranks with samples of their own; none if all ranks have them.
+    copies: Option<usize>,
     /// Number of training steps, shared with the job that this session is part of.
     steps: Arc<AtomicU64>,
     /// Link to the sessions of the other ranks.
@@ -64,8 +66,8 @@ impl Session {
     ) -> Result<Session> {
         warn_of_slow_kernels();
         let test = programs.for_test()?;
-        let (steps, whole, peers) = Default::default();
-        Ok(Session { programs, scope, executor, test, whole, steps, peers })
+        let (steps, whole, copies, peers) = Default::default();
+        Ok(Session { programs, scope, executor, test, whole, copies, steps, peers })
     }
 
     /// Returns the session with these services for its programs.
@@ -103,10 +105,15 @@ impl Session {
         }
     }
 
-    /// Sets the main program of the whole model, of which this rank has a part.
-    pub(crate) fn with_whole(self, whole: Option<&Program>) -> Result<Session> {
-        let whole = whole.map(Program::clone_for_test).transpose()?;
-        Ok(Session { whole, ..self })
+    /// Sets the division of the model among the ranks of its job.
+    pub(crate) fn with_plan(self, plan: &Plan) -> Result<Session> {
+        let whole = plan.whole.as_ref().map(Program::clone_for_test).transpose()?;
+        Ok(Session { whole, copies: Some(plan.copy.1), ..self })
+    }
+
+    /// Returns the number of the job's `ranks` that have samples of their own.
+    pub(crate) fn copies(&self, ranks: usize) -> usize {
+        self.copies.unwrap_or(ranks)
     }
 
     /// Returns the evaluation program of the whole model, if this rank has a part of its layers.

@@ -1,5 +1,5 @@
-//! `c_check_batch`: fails unless all ranks of a ring have equal X. Ranks that share layers must feed
-//! the same samples; otherwise they would train a mixture without an error.
+//! `c_check_batch`: fails unless all ranks of a ring have equal X. Ranks that share layers must
+//! feed the same samples; otherwise they would train a mixture without an error.
 //!
 //! Ranks exchange a digest of each X: of its size, and of at most 4,096 of its words at equal
 //! distances.

@@ -11,6 +11,11 @@ use fleet_ir::{Arity, SlotSpec, one, optional};
 /// `update`, which returns the rule of an op with its options.
 macro_rules! optimizer {
     (DEF { name: $name:literal }) => {
+        optimizer! {
+            DEF { name: $name, traits: common::TRAITS }
+        }
+    };
+    (DEF { name: $name:literal, traits: $traits:expr }) => {
         pub static DEF: OpDef = OpDef {
             spec: OpSpec {
                 name: $name,
@@ -24,7 +29,7 @@ macro_rules! optimizer {
             infer: |i| common::infer(i, &SLOTS),
             grad: Grad::None,
             cpu: |p| common::cpu(p, &SLOTS, update(p.op)),
-            traits: common::TRAITS,
+            traits: $traits,
         };
     };
     (

@@ -20,7 +20,7 @@ const ATTRS: &[AttrSpec] = &[
 const SLOTS: Slots = Slots { sparse: false, ..adam::SLOTS };
 
 optimizer! {
-    DEF { name: "lamb" }
+    DEF { name: "lamb", traits: OpTraits { norms: true, ..common::TRAITS } }
 }
 
 fn update(op: &Op) -> Update {

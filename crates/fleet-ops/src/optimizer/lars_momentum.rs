@@ -19,7 +19,7 @@ const ATTRS: &[AttrSpec] = &[
 const SLOTS: Slots = Slots::full(&[("Velocity", "VelocityOut")]);
 
 optimizer! {
-    DEF { name: "lars_momentum" }
+    DEF { name: "lars_momentum", traits: OpTraits { norms: true, ..common::TRAITS } }
 }
 
 fn update(op: &Op) -> Update {

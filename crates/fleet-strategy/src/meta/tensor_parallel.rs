@@ -28,8 +28,8 @@ use fleet_base::{Error, Result};
 use fleet_config::Problem;
 use fleet_ir::{OpRole, Program, VarId};
 use fleet_nn::optimizer::{DividedUpdate, OptimizerDesc};
-use fleet_ops::Registry;
 use fleet_ops::comm::same_batch;
+use fleet_ops::{OpDef, Registry};
 use std::collections::HashSet;
 
 pub struct TensorParallel;
@@ -179,7 +179,9 @@ fn rule_of_norms(optimizer: &OptimizerDesc) -> Option<&'static str> {
     let rules = [Some(optimizer), optimizer.rows.as_deref()];
     let is_elementwise = |name: &&str| {
         let def = Registry::standard().find(name);
-        def.is_some_and(|def| def.traits.elementwise || def.traits.elementwise_unpadded)
+        def.is_some_and(|OpDef { traits, .. }| {
+            (traits.elementwise || traits.elementwise_unpadded) && !traits.norms
+        })
     };
     rules.into_iter().flatten().map(|it| it.rule.op()).find(|name| !is_elementwise(name))
 }

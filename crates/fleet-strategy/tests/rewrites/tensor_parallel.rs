@@ -355,6 +355,7 @@ fn with(name: &str) -> DistributedStrategy {
         "recompute" => strategy.use_recompute(["fc_0.tmp_2", "fc_2.tmp_2"]),
         "merge" => strategy.use_gradient_merge(2),
         "unfused" => strategy.with_fuse_all_reduce_ops(false),
+        "fp16" => strategy.with_fp16_allreduce(true),
         other => panic!("no strategy {other}"),
     }
 }
@@ -362,7 +363,7 @@ fn with(name: &str) -> DistributedStrategy {
 /// Sums of 16-bit numbers are rounded once on each rank.
 fn tolerance(strategy: &str, optimizer: &OptimizerDesc) -> f32 {
     match strategy {
-        "amp" => limit_of(optimizer).max(1e-2),
+        "amp" | "fp16" => limit_of(optimizer).max(1e-2),
         "bf16" => limit_of(optimizer).max(1e-1),
         _ => limit_of(optimizer),
     }
@@ -370,7 +371,7 @@ fn tolerance(strategy: &str, optimizer: &OptimizerDesc) -> f32 {
 
 #[test]
 fn every_optimizer_and_strategy() {
-    for strategy in ["plain", "amp", "bf16", "recompute", "merge", "unfused"] {
+    for strategy in ["plain", "amp", "bf16", "recompute", "merge", "unfused", "fp16"] {
         for (name, optimizer) in optimizers() {
             let what = format!("{strategy}, {name}");
             let limit = tolerance(strategy, &optimizer);
@@ -398,7 +399,7 @@ fn sharding_of_parts() {
 fn refused(model: Model, strategy: &DistributedStrategy, optimizer: &OptimizerDesc) -> String {
     let ranks = Ranks::new(0, 8);
     match rewritten(model.network, optimizer, strategy, ranks) {
-        Ok(_) => panic!("not refused"),
+        Ok((_, plan)) => panic!("not refused: {:?}", plan.decisions),
         Err(error) => error.to_string(),
     }
 }
@@ -446,13 +447,17 @@ fn what_cannot_be_divided_is_refused() {
         x.fc(Fc::new(8).split(Split::Columns)).fc(4).mean().id()
     };
     check(whole_rows, split(plain(), 2), &["needs rows of Y", "Split::Rows"]);
-    for (strategy, part) in [
-        (plain().with_localsgd(true), "localsgd"),
-        (plain().with_dgc(true), "dgc"),
-        (plain().with_lars(true), "lars"),
-    ] {
+    for (strategy, part) in
+        [(plain().with_localsgd(true), "localsgd"), (plain().with_lars(true), "lars")]
+    {
         check(layers, split(strategy, 2), &["tensor_parallel", "conflicts with", part]);
     }
+    let wide = |net: &Net| {
+        let x = net.data("x", [-1, 6], DType::F32);
+        let wide = x.fc(160).fc(Fc::new(160).split(Split::Columns));
+        wide.fc(Fc::new(1).split(Split::Rows)).mean().id()
+    };
+    check(wide, split(plain().with_dgc(true), 2), &["tensor_parallel conflicts with dgc"]);
     let lamb = Lamb::new(0.01).into();
     let error = refused(LAYERS, &split(plain(), 2), &lamb);
     assert!(error.contains("lamb conflicts with 2 ranks that share layers"), "{error}");
@@ -521,6 +526,69 @@ fn different_samples_are_refused() {
     for error in errors {
         let error = error.unwrap();
         assert!(error.contains("feed different samples") && error.contains("'x'"), "{error}");
+    }
+}
+
+fn normalized(net: &Net) -> VarId {
+    let x = net.data("x", [-1, 6], DType::F32);
+    let y = net.data("y", [-1, 1], DType::F32);
+    let wide = x.fc(12).batch_norm(BatchNorm::new()).fc(Fc::new(12).split(Split::Columns));
+    wide.tanh().fc(Fc::new(1).split(Split::Rows)).mse_loss(y, Reduction::Mean).id()
+}
+
+/// Statistics span the copies of the model.
+#[test]
+fn batch_norms_are_synchronous_over_copies() {
+    let model = Model { network: normalized, feed: rows };
+    let strategy = DistributedStrategy::new().with_sync_batch_norm(true);
+    check("batch norm", model, &momentum(), &strategy, &[(2, 1), (2, 2), (3, 2)], 1e-5);
+}
+
+/// A table with sparse gradients, with a rule of its own or that of the layers.
+fn sparse(net: &Net) -> VarId {
+    let ids = net.data("tokens", [-1, LENGTH], DType::I64);
+    let labels = net.data("labels", [-1, LENGTH], DType::I64);
+    let table = Embedding::new(VOCABULARY, 6).sparse().split_vocabulary().padding_idx(3);
+    let hidden = ids.embedding(table).flatten(1).fc(Fc::new(12).act(Act::Tanh));
+    let target = labels.cast(DType::F32).flatten(1).scale(0.05, -0.5);
+    hidden.fc(LENGTH).mse_loss(target, Reduction::Mean).id()
+}
+
+#[test]
+fn sparse_rows_of_parts() {
+    let model = Model { network: sparse, feed: sentences };
+    let rules: [OptimizerDesc; 3] = [
+        Sgd::new(0.02).into(),
+        Sgd::new(0.02).rows(Adam::new(0.01)),
+        Momentum::new(0.02, 0.9).rows(Sgd::new(0.1).grad_clip(GradClip::GlobalNorm(0.1))),
+    ];
+    for optimizer in rules {
+        let strategy = DistributedStrategy::new();
+        check("sparse", model, &optimizer, &strategy, &PLACES, 50.0 * NEAR);
+    }
+}
+
+/// The second half of the rows is large enough that its rank's gradients overflow in 16 bits.
+fn overflowing(net: &Net) -> VarId {
+    let x = net.data("x", [-1, 6], DType::F32);
+    let y = net.data("y", [-1, 1], DType::F32);
+    let wide = x.fc(Fc::new(8).act(Act::Tanh).split(Split::Columns));
+    let rows = [[0.1; 4], [6e4; 4]].concat();
+    let last = Fc::new(1).weight(Init::Assign(rows)).split(Split::Rows);
+    (wide.fc(last).scale(1e-5, 0.0)).mse_loss(y, Reduction::Mean).id()
+}
+
+/// All ranks skip a step in which the gradients of one of them are not finite.
+#[test]
+fn overflow_of_one_part_skips_the_step() {
+    let model = Model { network: overflowing, feed: rows };
+    let amp = AmpConfig::default().with_init_loss_scaling(32768.0 * 1024.0);
+    let strategy = split(DistributedStrategy::new().use_amp(amp), 2);
+    for rank in train(model, &momentum(), &strategy, (2, 1), 1) {
+        assert_eq!(rank.kept["skipped_steps_0"].1, [1.0]);
+        for (name, first) in rank.first.iter().filter(|(name, _)| name.starts_with("fc_")) {
+            assert!(rank.kept[name] == *first, "{name} has changed");
+        }
     }
 }
 

@@ -144,7 +144,7 @@ impl<'a, 'm> Run<'a, 'm> {
             before: state.step,
             steps: settings.steps,
             epochs: settings.epochs,
-            workers: fleet.worker_num() as u64,
+            workers: model.session().copies(fleet.worker_num()) as u64,
         };
         let rounds = Rounds::new(state.step, now);
         let begin = now.saturating_sub(Duration::from_secs_f64(state.seconds.max(0.0)));
@@ -188,7 +188,7 @@ impl<'a, 'm> Run<'a, 'm> {
             worker.flush()?;
         }
         self.display.end();
-        let ranks = self.fleet.worker_num() as u64;
+        let ranks = self.model.session().copies(self.fleet.worker_num()) as u64;
         let (steps_before, barriers) = match self.saves.as_ref().and_then(Saves::servers) {
             Some(saves) => (saves.before_of_all, saves.barriers_up_to(self.state.step)),
             None => (self.resumed.as_ref().map_or(0, |resumed| resumed.step * ranks), 0),
