@@ -64,6 +64,9 @@ static OPS: [&[&OpDef]; 3] = [BEFORE_UNARY, math::unary::DEFS, AFTER_UNARY];
 const BEFORE_UNARY: &[&OpDef] = &[
     // comm
     &comm::alltoall::DEF,
+    &comm::axis_parts::GATHER,
+    &comm::axis_parts::SCATTER_SUM,
+    &comm::axis_parts::TAKE,
     &comm::broadcast::DEF,
     &comm::control::BARRIER,
     &comm::control::COMM_INIT,

@@ -24,8 +24,11 @@ const GRAY: &str = "batch_norm c_allreduce_sum c_concat c_identity cast concat d
     uniform_random uniform_random_batch_size_like unstack";
 
 /// Ops that are on no list and have a class in Fleet.
-const EXCEPTIONS: [(&str, AmpClass, &str); 9] = [
+const EXCEPTIONS: [(&str, AmpClass, &str); 12] = [
     ("c_embedding", AmpClass::Black, "a lookup_table_v2 of divided rows"),
+    ("c_gather_parts", AmpClass::Gray, "a c_concat along any axis"),
+    ("c_scatter_sum", AmpClass::Gray, "a c_allreduce_sum of which a rank takes its part"),
+    ("c_take_part", AmpClass::Gray, "a slice"),
     ("distributed_lookup_table", AmpClass::Black, "a lookup_table_v2 of servers"),
     ("flash_attn", AmpClass::White, "two products, with f32 sums inside"),
     ("flash_attn_qkvpacked", AmpClass::White, "as flash_attn"),

@@ -45,6 +45,10 @@ message! {
                 "dp, pp, sharding, sep, mp"
             ],
             ignored "the grid has one axis";
+        /// Divides sequences among the workers that share layers, where layers are whole: norms,
+        /// dropouts and sums. Each worker then keeps a part of these activations. This is Fleet's
+        /// own field, unknown to other readers of the message.
+        mp_split_sequence(1002): optional bool = false;
     }
 
     /// Settings of tensor parallelism.

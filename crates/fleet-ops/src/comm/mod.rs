@@ -6,6 +6,7 @@
 //! lane.
 
 pub(crate) mod alltoall;
+pub mod axis_parts;
 pub mod broadcast;
 pub mod control;
 pub mod dgc;

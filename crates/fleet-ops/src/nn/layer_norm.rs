@@ -52,12 +52,7 @@ pub static DEF: OpDef = OpDef {
     },
     grad: Grad::OpRule(&GRAD, rule),
     cpu: |p| any_float(p, cpu),
-    traits: OpTraits {
-        wide: &["Scale", "Bias"],
-        cost,
-        divide: |d| Err(d.unsupported("normalizes whole rows only")),
-        ..OpTraits::amp(AmpClass::Black)
-    },
+    traits: OpTraits { wide: &["Scale", "Bias"], cost, divide, ..OpTraits::amp(AmpClass::Black) },
 };
 
 pub static GRAD: OpDef = OpDef {
@@ -94,6 +89,19 @@ pub static GRAD: OpDef = OpDef {
         ..OpTraits::amp(AmpClass::Black)
     },
 };
+
+/// Rows may be divided, but not the numbers of a row.
+fn divide(d: &mut Divide<'_>) -> Result<()> {
+    let begin = d.op.attr_int("begin_norm_axis");
+    let along = d.along("X").filter(|along| (along.axis as i64) < begin);
+    let Some(along) = along.filter(|_| !d.has("Residual")) else {
+        return Err(d.unsupported("normalizes whole rows only"));
+    };
+    d.set_part("Y", along)?;
+    // One number for each row.
+    d.set_part("Mean", Along::axis(0))?;
+    d.set_part("Variance", Along::axis(0))
+}
 
 /// Checks X, and returns its shape and the first normalized axis.
 fn check(i: &InferCtx<'_>) -> Result<(Shape, usize)> {

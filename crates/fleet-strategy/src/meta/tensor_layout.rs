@@ -5,10 +5,14 @@
 //!
 //! * A whole variable of which ranks compute on different parts passes `c_identity`
 //!   (`x@IDENTITY`), whose gradient is summed over ranks.
-//! * A whole variable of which an op needs a part passes `c_split` (`x@SPLIT`), whose gradient is
-//!   gathered.
+//! * A whole variable of which an op needs a part passes `c_take_part` (`x@SPLIT`), whose gradient
+//!   is gathered.
 //! * A result that is a sum over ranks is written to `y@PARTIAL`, and `mp_allreduce_sum` makes `y`.
 //!   So the variable of the user's program is whole.
+//!
+//! With `mp_split_sequence`, a sum over ranks of [batch, length, width] is divided along the
+//! sequence by `c_scatter_sum`. Norms, dropouts and sums then compute on parts of sequences. Where
+//! an op cannot, `c_gather_parts` makes the whole value (`y@WHOLE`).
 //!
 //! The startup program then makes only the part of each parameter.
 
@@ -16,7 +20,7 @@ use crate::job::Layers;
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId};
 use fleet_nn::Programs;
-use fleet_ops::comm::{gather, identity, sum_parts};
+use fleet_ops::comm::{axis_parts, identity, sum_parts};
 use fleet_ops::divide::{Along, Divide, Divided, Placement};
 use fleet_ops::{Emit, Meta, OpDef, Registry};
 use std::collections::{HashMap, HashSet};
@@ -37,6 +41,7 @@ pub(super) fn divide(
     registry: &'static Registry,
     layers: Layers,
     loss: VarId,
+    by_sequence: bool,
 ) -> Result<Made> {
     let Programs { main, startup, .. } = programs;
     let whole = main.vars().map(|(id, _)| (id, fleet_ops::meta(main, id))).collect();
@@ -47,6 +52,9 @@ pub(super) fn divide(
         placed: HashMap::new(),
         identities: HashMap::new(),
         splits: HashMap::new(),
+        by_sequence,
+        sequences: HashSet::new(),
+        gathered: HashMap::new(),
         ops: Vec::new(),
         sums: 0,
     };
@@ -113,8 +121,15 @@ struct Pass {
     placed: HashMap<VarId, Along>,
     /// Whole variables, and their copies whose gradients are summed.
     identities: HashMap<VarId, VarId>,
-    /// Whole variables, and this rank's part.
-    splits: HashMap<VarId, VarId>,
+    /// Whole variables, and this rank's part along an axis.
+    splits: HashMap<(VarId, usize), VarId>,
+    /// Whether sums over ranks are divided along sequences.
+    by_sequence: bool,
+    /// The variables that are divided along sequences.
+    sequences: HashSet<VarId>,
+    /// Variables that are divided along sequences, and the whole ones gathered from them; the
+    /// gradients are summed over ranks or not.
+    gathered: HashMap<(VarId, bool), VarId>,
     /// The ops of the new program.
     ops: Vec<OpId>,
     sums: usize,
@@ -129,7 +144,7 @@ impl Pass {
         for var in op.all_outputs() {
             // Copies of a variable that is written again are out of date.
             self.identities.remove(&var);
-            self.splits.remove(&var);
+            self.splits.retain(|(of, _), _| *of != var);
         }
         let Some(divided) = read.into_iter().filter(|var| self.placed.contains_key(var)).min()
         else {
@@ -159,23 +174,17 @@ impl Pass {
 
     /// Divides an op that reads a divided variable.
     fn divide(&mut self, main: &mut Program, id: OpId, op: &Op) -> Result<()> {
-        let def = self.registry.get(op.name())?;
-        let placement = |var: &VarId| match self.placed.get(var) {
-            Some(along) => Placement::Part(*along),
-            None => Placement::Whole,
+        let (divided, gathers) = match self.rule(op, false) {
+            Ok(divided) => (divided, false),
+            Err(error) if op.all_inputs().any(|var| self.sequences.contains(&var)) => {
+                (self.rule(op, true).map_err(|_| error)?, true)
+            }
+            Err(error) => return Err(error),
         };
-        let metas = |vars: &Vec<VarId>| vars.iter().map(|var| self.whole[var]).collect();
-        let placed =
-            |vars: &Vec<VarId>| vars.iter().map(|var| (self.whole[var], placement(var))).collect();
-        let inputs = op.inputs.iter().map(placed).collect();
-        let outputs = op.outputs.iter().map(metas).collect();
-        let Layers { part, parts, .. } = self.layers;
-        let context = Divide::new(is_elementwise(def), op, (part, parts), inputs, outputs);
-        let divided = context.apply(def.traits.divide)?;
         let mut new = with_attrs(self.registry, op, &divided)?;
         if divided.replacement.is_some() && new.spec.attr_index("ring_id").is_some() {
             new.set_attr("ring_id", self.layers.ring)?;
-            new.set_attr("nranks", parts)?;
+            new.set_attr("nranks", self.layers.parts)?;
         }
         self.take_inputs(main, &mut new, op, &divided)?;
         let id = match divided.replacement {
@@ -186,7 +195,41 @@ impl Pass {
             Some(_) => main.make_op(new),
         };
         self.ops.push(id);
-        self.make_outputs(main, id, op, &divided)
+        self.make_outputs(main, id, op, &divided)?;
+        let parts = op.all_inputs().filter(|var| self.placed.contains_key(var));
+        if !gathers && parts.into_iter().all(|var| self.sequences.contains(&var)) {
+            self.sequences.extend(op.all_outputs().filter(|var| self.placed.contains_key(var)));
+        }
+        Ok(())
+    }
+
+    /// Applies the rule of an op; with `gathers`, to whole sequences.
+    fn rule(&self, op: &Op, gathers: bool) -> Result<Divided> {
+        let def = self.registry.get(op.name())?;
+        let placement = |var: &VarId| match self.placed.get(var) {
+            Some(_) if gathers && self.sequences.contains(var) => Placement::Whole,
+            Some(along) => Placement::Part(*along),
+            None => Placement::Whole,
+        };
+        let metas = |vars: &Vec<VarId>| vars.iter().map(|var| self.whole[var]).collect();
+        let placed = |vars: &Vec<VarId>| -> Vec<(Meta, Placement)> {
+            vars.iter().map(|var| (self.whole[var], placement(var))).collect()
+        };
+        let inputs: Vec<_> = op.inputs.iter().map(placed).collect();
+        let is_whole = |(_, placement): &(Meta, Placement)| *placement == Placement::Whole;
+        if inputs.iter().flatten().all(is_whole) {
+            let whole = |vars: &Vec<VarId>| vec![Placement::Whole; vars.len()];
+            return Ok(Divided {
+                inputs: op.inputs.iter().map(whole).collect(),
+                outputs: op.outputs.iter().map(whole).collect(),
+                attrs: Vec::new(),
+                replacement: None,
+            });
+        }
+        let outputs = op.outputs.iter().map(metas).collect();
+        let place = (self.layers.part, self.layers.parts);
+        let context = Divide::new(is_elementwise(def), op, place, inputs, outputs);
+        context.apply(def.traits.divide)
     }
 
     /// Gives an op the parts that it needs, and whole variables whose gradients are summed.
@@ -202,13 +245,16 @@ impl Pass {
         for (slot, vars) in op.inputs.iter().enumerate() {
             for (index, var) in vars.iter().enumerate() {
                 let wanted = divided.inputs[slot][index];
-                let taken = match (self.placed.get(var), wanted) {
+                let taken = match (self.placed.get(var).copied(), wanted) {
                     (None, Placement::Whole) if differs && takes_gradient(main.var(*var)) => {
                         self.identity(main, op, *var)?
                     }
                     (None, Placement::Whole) => *var,
                     (None, Placement::Part(along)) => self.split(main, op, *var, along)?,
-                    (Some(held), Placement::Part(along)) if *held == along => *var,
+                    (Some(held), Placement::Part(along)) if held == along => *var,
+                    (Some(held), Placement::Whole) if self.sequences.contains(var) => {
+                        self.gather(main, op, *var, held.axis, differs)?
+                    }
                     _ => return Err(Error::unsupported("parts are not exchanged among ranks")),
                 };
                 let name = op.spec.inputs[slot].name;
@@ -276,9 +322,45 @@ impl Pass {
         let partial = Var { stop_gradient, ..Var::new(partial, meta.dtype, meta.shape) };
         let partial = main.add_var(Program::ROOT, partial)?;
         let label = format!("sum of {name}");
-        self.emit(main, op, &sum_parts::DEF, (partial, var), &label)?;
         self.sums += 1;
+        let sequence = Along::axis(SEQUENCE_AXIS);
+        let Layers { part, parts, .. } = self.layers;
+        let shape = sequence.part(part, parts).of(&meta.shape);
+        match shape.filter(|_| self.by_sequence && meta.shape.rank() == SEQUENCE_RANK) {
+            Some(shape) => {
+                self.make_part(main, var, sequence, Meta { shape, ..meta })?;
+                self.sequences.insert(var);
+                let axis = Some(SEQUENCE_AXIS);
+                self.emit(main, op, &axis_parts::SCATTER_SUM, (partial, var), axis, &label)?;
+            }
+            None => self.emit(main, op, &sum_parts::DEF, (partial, var), None, &label)?,
+        }
         Ok(partial)
+    }
+
+    /// Returns the whole value of a variable that is divided along sequences. Its gradient is
+    /// summed over ranks if each computes on it for its part of a layer.
+    fn gather(
+        &mut self,
+        main: &mut Program,
+        op: &Op,
+        var: VarId,
+        axis: usize,
+        sums: bool,
+    ) -> Result<VarId> {
+        if let Some(made) = self.gathered.get(&(var, sums)) {
+            return Ok(*made);
+        }
+        let name = main.var_name(var).to_string();
+        let made = like(main, var, &format!("{name}@WHOLE"))?;
+        main.var_mut(made).shape = self.whole[&var].shape;
+        let label = format!("sequences of {name}");
+        self.emit(main, op, &axis_parts::GATHER, (var, made), Some(axis), &label)?;
+        if let Some(last) = self.ops.last() {
+            main.op_mut(*last).set_attr("sum_gradient", sums)?;
+        }
+        self.gathered.insert((var, sums), made);
+        Ok(made)
     }
 
     /// Returns a copy of a whole variable whose gradient is summed over ranks.
@@ -289,34 +371,28 @@ impl Pass {
         let name = main.var_name(var).to_string();
         let made = like(main, var, &format!("{name}@IDENTITY"))?;
         let label = format!("gradient of {name}");
-        self.emit(main, op, &identity::DEF, (var, made), &label)?;
+        self.emit(main, op, &identity::DEF, (var, made), None, &label)?;
         self.identities.insert(var, made);
         Ok(made)
     }
 
     /// Returns this rank's part of a whole variable.
     fn split(&mut self, main: &mut Program, op: &Op, var: VarId, along: Along) -> Result<VarId> {
-        if let Some(made) = self.splits.get(&var) {
+        if let Some(made) = self.splits.get(&(var, along.axis)) {
             return Ok(*made);
         }
-        let shape = main.var(var).shape;
-        if along.axis + 1 != shape.rank() || along.groups != 1 {
-            return Err(Error::unsupported(format!(
-                "'{}' is whole on every rank, and only its last dimension can be divided",
-                main.var_name(var)
-            ))
-            .expected(format!("dimension {}", shape.rank().saturating_sub(1)))
-            .got(format!("dimension {} in {} blocks", along.axis, along.groups)));
-        }
-        let name = main.var_name(var).to_string();
-        let made = like(main, var, &format!("{name}@SPLIT"))?;
-        let part = along.part(self.layers.part, self.layers.parts);
-        let Some(shape) = part.of(&shape) else {
-            return Err(Error::internal(format!("no part of {shape}")));
+        let (name, shape) = (main.var_name(var).to_string(), main.var(var).shape);
+        let part = along.part(self.layers.part, self.layers.parts).of(&shape);
+        let Some(part) = part.filter(|_| along.groups == 1) else {
+            return Err(Error::unsupported(format!("'{name}' is whole on every rank"))
+                .expected("parts of a single block of known size")
+                .got(format!("dimension {} of {shape} in {} blocks", along.axis, along.groups)));
         };
-        main.var_mut(made).shape = shape;
-        self.emit(main, op, &gather::SPLIT, (var, made), &format!("gradient of {name}"))?;
-        self.splits.insert(var, made);
+        let made = like(main, var, &format!("{name}@SPLIT"))?;
+        main.var_mut(made).shape = part;
+        let label = format!("gradient of {name}");
+        self.emit(main, op, &axis_parts::TAKE, (var, made), Some(along.axis), &label)?;
+        self.splits.insert((var, along.axis), made);
         Ok(made)
     }
 
@@ -327,6 +403,7 @@ impl Pass {
         like: &Op,
         def: &'static OpDef,
         (x, out): (VarId, VarId),
+        axis: Option<usize>,
         label: &str,
     ) -> Result<()> {
         let mut emit = Emit::new(main, self.registry, OpRole::FORWARD);
@@ -335,6 +412,10 @@ impl Pass {
         emit.fp16_guard = like.fp16_guard;
         let call = emit.op(def).input("X", x).output("Out", out);
         let call = call.attr("ring_id", self.layers.ring).attr("nranks", self.layers.parts);
+        let call = match axis {
+            Some(axis) => call.attr("axis", axis),
+            None => call,
+        };
         call.attr("use_calc_stream", true).attr("label", label).done()?;
         self.ops.append(&mut emit.ops);
         Ok(())
@@ -377,6 +458,10 @@ fn with_attrs(registry: &Registry, op: &Op, divided: &Divided) -> Result<Op> {
     }
     Ok(new)
 }
+
+/// The axis of the sequence in [batch, length, width].
+const SEQUENCE_AXIS: usize = 1;
+const SEQUENCE_RANK: usize = 3;
 
 /// Returns whether gradients flow to a variable.
 fn takes_gradient(var: &Var) -> bool {

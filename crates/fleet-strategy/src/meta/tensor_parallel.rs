@@ -66,6 +66,13 @@ impl Strategy for TensorParallel {
                 .help("set tensor_parallel to true, or use hybrid_configs.mp_degree");
             problems.push(problem);
         }
+        if strategy.hybrid_configs().mp_split_sequence() && !self.wanted(strategy) {
+            let path = "hybrid_configs.mp_split_sequence";
+            let problem = Problem::warning(path, "has no effect without mp_degree")
+                .why("ranks share no layers")
+                .help("set mp_degree to the number of ranks that share layers, or remove it");
+            problems.push(problem);
+        }
         if strategy.tensor_parallel() && Grid::field(strategy, Axis::Tensor).is_none() {
             let problem = Problem::warning("tensor_parallel", "has no effect without a degree")
                 .why("one rank has all of a layer")
@@ -121,7 +128,9 @@ impl Strategy for TensorParallel {
                 .help("let the strategy's minimize add gradients and updates"));
         }
         job.whole = Some(job.programs.main.clone());
-        let made = tensor_layout::divide(job.programs, job.registry, layers, job.loss)?;
+        let by_sequence = job.strategy.hybrid_configs().mp_split_sequence();
+        let loss = job.loss;
+        let made = tensor_layout::divide(job.programs, job.registry, layers, loss, by_sequence)?;
         job.notes.push(format!(
             "tensor parallelism: rank {} of {} has a part of {} of {} parameters; the forward pass \
              sums {} values over ranks",

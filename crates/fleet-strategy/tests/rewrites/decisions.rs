@@ -159,6 +159,9 @@ fn assigned(mode: Mode, case: &Case) -> Option<DistributedStrategy> {
                 _ => configs,
             })
         }
+        (_, "hybrid_configs.mp_split_sequence") => mode
+            .base()
+            .with_hybrid_configs(fleet_strategy::HybridConfig::default().with_mp_degree(2)),
         (_, "tensor_parallel") => mode.base().with_tensor_parallel_configs(
             fleet_strategy::TensorParallelConfig::default().with_tensor_parallel_degree(2),
         ),

@@ -17,8 +17,9 @@ fn normalised(net: &Net) -> fleet_ir::VarId {
 
 /// A network with layers that ranks may divide.
 fn divisible(net: &Net) -> fleet_ir::VarId {
-    let x = net.data("x", [-1, 6], DType::F32);
-    x.fc(Fc::new(8).split(Split::Columns)).fc(Fc::new(8).split(Split::Rows)).mean().id()
+    let x = net.data("x", [-1, 4, 6], DType::F32);
+    let wide = x.linear(Linear::new(8).split(Split::Columns));
+    wide.linear(Linear::new(8).split(Split::Rows)).mean().id()
 }
 
 /// A layer of four megabytes between two small ones.
@@ -280,6 +281,8 @@ const PAIRS: &[(&str, &str, &str)] = &[
     ("tensor_parallel", "", PARTS),
     ("tensor_parallel_configs.tensor_parallel_degree", "", PARTS),
     ("hybrid_configs.mp_degree", "", r#"hybrid_configs={"mp_degree":2}"#),
+    ("hybrid_configs.mp_split_sequence", r#"hybrid_configs={"mp_degree":2}"#,
+        r#"hybrid_configs={"mp_degree":2,"mp_split_sequence":true}"#),
     ("sharding_configs.hybrid_dp", "sharding=true",
         r#"sharding=true sharding_configs={"sharding_degree":4,"hybrid_dp":true}"#),
     ("sharding_configs.stage", "sharding=true", r#"sharding=true sharding_configs={"stage":1}"#),

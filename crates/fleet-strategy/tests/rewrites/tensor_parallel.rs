@@ -157,7 +157,8 @@ fn kept(scope: &Scope) -> Result<Kept> {
 
 /// Returns the strategy with a number of parts.
 fn split(strategy: DistributedStrategy, parts: usize) -> DistributedStrategy {
-    strategy.with_hybrid_configs(HybridConfig::default().with_mp_degree(parts as i32))
+    let hybrid = strategy.hybrid_configs().clone().with_mp_degree(parts as i32);
+    strategy.with_hybrid_configs(hybrid)
 }
 
 /// Trains on `parts * copies` ranks.
@@ -566,6 +567,28 @@ fn sparse_rows_of_parts() {
         let strategy = DistributedStrategy::new();
         check("sparse", model, &optimizer, &strategy, &PLACES, 50.0 * NEAR);
     }
+}
+
+/// Norms, dropouts and sums compute on parts of sequences.
+#[test]
+fn sequences_are_divided() {
+    let hybrid = HybridConfig::default().with_mp_split_sequence(true);
+    let strategy = DistributedStrategy::new().with_hybrid_configs(hybrid);
+    let dropout = Model { network: gpt_dropout, feed: sentences };
+    check("gpt by sequence", GPT, &momentum(), &strategy, &[(2, 1), (4, 1), (2, 3)], NEAR);
+    check("bert by sequence", BERT, &momentum(), &strategy, &[(2, 1), (4, 1)], NEAR);
+    check("dropout by sequence", dropout, &momentum(), &strategy, &[(2, 1), (4, 1)], NEAR);
+    let strategy = split(strategy, 2);
+    let (programs, _) = rewritten(gpt_plain, &momentum(), &strategy, Ranks::new(1, 2)).unwrap();
+    let main = &programs.main;
+    let (mut norms, mut sums) = (Vec::new(), 0);
+    for (_, op) in main.root_ops() {
+        sums += usize::from(op.name() == "mp_allreduce_sum" && op.role.is_forward());
+        if op.name() == "layer_norm" {
+            norms.push(main.var(op.input("X")[0]).shape.to_vec());
+        }
+    }
+    assert_eq!((norms, sums), (vec![vec![-1, LENGTH / 2, 24]; 5], 0));
 }
 
 /// The second half of the rows is large enough that its rank's gradients overflow in 16 bits.
