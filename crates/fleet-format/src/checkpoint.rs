@@ -23,12 +23,16 @@
 
 use crate::npz;
 use crate::safetensors::{self, FileSum, Reader};
-use crate::source::{DAMAGED_FILE_HELP, NamedTensors, Source, check_distinct, row_major_bytes};
+use crate::source::{
+    DAMAGED_FILE_HELP, NamedTensors, Source, TensorInfo, check_distinct, describe, finder,
+    info_bytes,
+};
 use fleet_base::disk::{Disk, PathKind, RealDisk, exists, make_folder, read_file};
 use fleet_base::file::{AtomicFile, TEMPORARY_SUFFIX};
 use fleet_base::{Error, Result, text};
-use fleet_tensor::{DType, Shape, Tensor};
+use fleet_tensor::Tensor;
 use serde_json::{Map, Value};
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -50,17 +54,6 @@ pub struct Checkpoint {
     pub tensors: NamedTensors,
     /// The data stored beside the tensors.
     pub meta: Meta,
-}
-
-/// Name, type and shape of a tensor in a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// Name of the tensor.
-    pub name: String,
-    /// Type of its elements.
-    pub dtype: DType,
-    /// Its shape.
-    pub shape: Shape,
 }
 
 /// Saves tensors. Replaces the checkpoint at `path` after all data is on disk.
@@ -85,9 +78,43 @@ pub fn save_tensors_on<'t>(
         return npz::write(disk, path, &tensors);
     }
     if has_extension(path, SAFETENSORS) {
-        return safetensors::write(disk, path, &tensors, &file_meta(meta)).map(drop);
+        let infos = describe(&tensors)?;
+        return safetensors::write(disk, path, &infos, &file_meta(meta), finder(&tensors))
+            .map(drop);
     }
     save_folder(disk, path, &tensors, None, meta, PART_BYTES_MAX)
+}
+
+/// Saves tensors that `read` returns, one at a time, in any of the forms of [`save_tensors`].
+///
+/// ```
+/// # use fleet_base::disk::RealDisk;
+/// # use fleet_tensor::{DType, Tensor};
+/// # use fleet_format::{TensorInfo, save_streamed_on};
+/// # let file = std::env::temp_dir().join(format!("fleet-{}.npz", std::process::id()));
+/// let named = |name: &str| TensorInfo { name: name.into(), dtype: DType::F32, shape: [2].into() };
+/// let infos = [named("a"), named("b")];
+/// let read = |info: &TensorInfo| Tensor::zeros(info.dtype, info.shape);
+/// save_streamed_on(&RealDisk::handle(), &file, &infos, &Default::default(), read)?;
+/// assert_eq!(fleet_format::load_tensors(&file)?.tensors.len(), 2);
+/// # std::fs::remove_file(&file).unwrap();
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn save_streamed_on(
+    disk: &Arc<dyn Disk>,
+    path: impl AsRef<Path>,
+    infos: &[TensorInfo],
+    meta: &Meta,
+    read: impl FnMut(&TensorInfo) -> Result<Tensor>,
+) -> Result<()> {
+    let path = path.as_ref();
+    if has_extension(path, NPZ) {
+        return npz::write_streamed(disk, path, infos, read);
+    }
+    if has_extension(path, SAFETENSORS) {
+        return safetensors::write(disk, path, infos, &file_meta(meta), read).map(drop);
+    }
+    save_parts(disk, path, infos, None, meta, PART_BYTES_MAX, read)
 }
 
 /// Loads every tensor, or none on an error.
@@ -236,7 +263,7 @@ pub(crate) const PART_BYTES_MAX: u64 = 4 << 30;
 /// Limit of the bytes of `checkpoint.json`.
 const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 
-const MANIFEST: &str = "checkpoint.json";
+pub(crate) const MANIFEST: &str = "checkpoint.json";
 
 const MANIFEST_VERSION: &str = "{\n  \"fleet_checkpoint\": ";
 /// Start of the manifest; its checksum follows.
@@ -284,9 +311,9 @@ fn read_file_meta(path: &Path, free: &BTreeMap<String, String>) -> Result<Meta> 
 /// A checkpoint whose parts are open and belong together.
 pub(crate) struct OpenCheckpoint {
     path: PathBuf,
-    parts: Vec<Reader>,
+    pub parts: Vec<Reader>,
     program: Option<ManifestEntry>,
-    meta: Meta,
+    pub meta: Meta,
 }
 
 impl OpenCheckpoint {
@@ -306,11 +333,7 @@ impl OpenCheckpoint {
         let Manifest { meta, program, parts: listed } = Manifest::read(disk, path)?;
         let mut parts = Vec::with_capacity(listed.len());
         for file in &listed {
-            let path = path.join(&file.name);
-            let part = Reader::open(disk, &path).and_then(Reader::require_checksums);
-            let part = part.map_err(|error| error.or_help(DAMAGED_FILE_HELP))?;
-            check_sum(&path, file.sum, part.sum)?;
-            parts.push(part);
+            parts.push(file.open_tensors(disk, path)?);
         }
         let names = parts.iter().flat_map(|part| &part.entries).map(|entry| entry.name.as_str());
         check_distinct(names).map_err(|error| error.at(path.display()))?;
@@ -346,7 +369,7 @@ impl OpenCheckpoint {
     }
 }
 
-fn check_sum(path: &Path, expected: FileSum, found: Option<FileSum>) -> Result<()> {
+pub(crate) fn check_sum(path: &Path, expected: FileSum, found: Option<FileSum>) -> Result<()> {
     let Some(found) = found.filter(|found| *found != expected) else {
         return Ok(());
     };
@@ -359,16 +382,27 @@ fn check_sum(path: &Path, expected: FileSum, found: Option<FileSum>) -> Result<(
 }
 
 /// An entry of the manifest: a file of a checkpoint.
-struct ManifestEntry {
-    name: String,
-    sum: FileSum,
+pub(crate) struct ManifestEntry {
+    pub name: String,
+    pub sum: FileSum,
+}
+
+impl ManifestEntry {
+    /// Opens a file of tensors, and checks its header.
+    pub fn open_tensors(&self, disk: &dyn Disk, folder: &Path) -> Result<Reader> {
+        let path = folder.join(&self.name);
+        let part = Reader::open(disk, &path).and_then(Reader::require_checksums);
+        let part = part.map_err(|error| error.or_help(DAMAGED_FILE_HELP))?;
+        check_sum(&path, self.sum, part.sum)?;
+        Ok(part)
+    }
 }
 
 /// The content of `checkpoint.json`.
-struct Manifest {
-    meta: Meta,
-    program: Option<ManifestEntry>,
-    parts: Vec<ManifestEntry>,
+pub(crate) struct Manifest {
+    pub meta: Meta,
+    pub program: Option<ManifestEntry>,
+    pub parts: Vec<ManifestEntry>,
 }
 
 pub(crate) fn save_folder(
@@ -379,7 +413,20 @@ pub(crate) fn save_folder(
     meta: &Meta,
     part_bytes_max: u64,
 ) -> Result<()> {
-    let parts = cut(tensors, part_bytes_max)?;
+    let (infos, read) = (describe(tensors)?, finder(tensors));
+    save_parts(disk, folder, &infos, program, meta, part_bytes_max, read)
+}
+
+fn save_parts<T: Borrow<Tensor>>(
+    disk: &Arc<dyn Disk>,
+    folder: &Path,
+    infos: &[TensorInfo],
+    program: Option<&[u8]>,
+    meta: &Meta,
+    part_bytes_max: u64,
+    mut read: impl FnMut(&TensorInfo) -> Result<T>,
+) -> Result<()> {
+    let parts = cut(infos, part_bytes_max)?;
     make_folder(&**disk, folder)?;
     let save = next_save(&**disk, folder)?;
     // This temporary file marks that a save has begun. It exists before all other files, even after
@@ -399,7 +446,7 @@ pub(crate) fn save_folder(
     for (index, part) in parts.iter().enumerate() {
         let name = format!("tensors-{save:06}-{index:03}.safetensors");
         written.names.push(name.clone());
-        let sum = safetensors::write(disk, &folder.join(&name), part, &BTreeMap::new())?;
+        let sum = safetensors::write(disk, &folder.join(&name), part, &BTreeMap::new(), &mut read)?;
         manifest.parts.push(ManifestEntry { name, sum });
     }
     let text = manifest.to_text();
@@ -417,24 +464,18 @@ pub(crate) fn save_folder(
 /// Divides the tensors among files. There is always at least one file, which distinguishes a lost
 /// manifest from a save that never happened. Invalid tensors are rejected here, before anything is
 /// written.
-fn cut<'t>(
-    tensors: &[(&'t str, &'t Tensor)],
-    part_bytes_max: u64,
-) -> Result<Vec<Vec<(&'t str, &'t Tensor)>>> {
-    check_distinct(tensors.iter().map(|(name, _)| *name))?;
-    let (mut parts, mut room) = (vec![Vec::new()], part_bytes_max);
-    for (name, tensor) in tensors {
-        let bytes = row_major_bytes(name, tensor)?.len() as u64;
-        let is_begun = parts.last().is_some_and(|part| !part.is_empty());
-        if is_begun && bytes > room {
-            parts.push(Vec::new());
-            room = part_bytes_max;
-        }
-        if let Some(part) = parts.last_mut() {
-            part.push((*name, *tensor));
+fn cut(infos: &[TensorInfo], part_bytes_max: u64) -> Result<Vec<&[TensorInfo]>> {
+    check_distinct(infos.iter().map(|info| info.name.as_str()))?;
+    let (mut parts, mut start, mut room) = (Vec::new(), 0, part_bytes_max);
+    for (at, info) in infos.iter().enumerate() {
+        let bytes = info_bytes(info)?;
+        if at > start && bytes > room {
+            parts.push(&infos[start..at]);
+            (start, room) = (at, part_bytes_max);
         }
         room = room.saturating_sub(bytes);
     }
+    parts.push(&infos[start..]);
     Ok(parts)
 }
 
@@ -523,7 +564,7 @@ impl Manifest {
         format!("{MANIFEST_START}{sum}\",{body}\n")
     }
 
-    fn read(disk: &dyn Disk, folder: &Path) -> Result<Manifest> {
+    pub fn read(disk: &dyn Disk, folder: &Path) -> Result<Manifest> {
         let path = folder.join(MANIFEST);
         if save_state_on(disk, folder)? == SaveState::Begun {
             return Err(Error::invalid(

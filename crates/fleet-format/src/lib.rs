@@ -65,6 +65,7 @@
 compile_error!("fleet-format supports little-endian machines only");
 
 mod checkpoint;
+mod inspect;
 mod model;
 mod npy;
 mod npz;
@@ -72,14 +73,15 @@ mod safetensors;
 mod source;
 
 pub use checkpoint::{
-    Checkpoint, Meta, SaveState, TensorInfo, list_tensors, list_tensors_on, load_tensors,
-    load_tensors_on, load_vars, load_where_on, save_state_on, save_tensors, save_tensors_on,
+    Checkpoint, Meta, SaveState, list_tensors, list_tensors_on, load_tensors, load_tensors_on,
+    load_vars, load_where_on, save_state_on, save_streamed_on, save_tensors, save_tensors_on,
 };
 pub use fleet_base::file::{AtomicFile, write_file};
+pub use inspect::{CheckpointIndex, Damage, SavedTensor, find_damage_on};
 pub use model::{
     Form, load_model, load_model_on, load_program, save_model, save_model_on, save_program,
 };
 pub use npy::{read_npy, write_npy};
 pub use npz::{read_npz, write_npz};
 pub use safetensors::{read_safetensors, write_safetensors};
-pub use source::NamedTensors;
+pub use source::{NamedTensors, TensorInfo};

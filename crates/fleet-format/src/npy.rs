@@ -39,11 +39,7 @@ const ALIGN: usize = 64;
 /// Returns the two parts of a file for a tensor: header and data.
 pub(crate) fn parts<'t>(name: &str, tensor: &'t Tensor) -> Result<(Vec<u8>, &'t [u8])> {
     let bytes = row_major_bytes(name, tensor)?;
-    let Some(descr) = descr(tensor.dtype()) else {
-        return Err(Error::unsupported(format!("NumPy has no element type {}", tensor.dtype()))
-            .help("cast the tensor to f32, or save it as safetensors")
-            .at(format!("tensor '{name}'")));
-    };
+    let descr = descr_of(name, tensor.dtype())?;
     let dims: Vec<String> = tensor.shape().iter().map(|dim| dim.to_string()).collect();
     // In Python, a tuple of one element has a trailing comma.
     let comma = if dims.len() == 1 { "," } else { "" };
@@ -61,6 +57,15 @@ pub(crate) fn parts<'t>(name: &str, tensor: &'t Tensor) -> Result<(Vec<u8>, &'t 
     header.resize(before + length - 1, b' ');
     header.push(b'\n');
     Ok((header, bytes))
+}
+
+/// Returns NumPy's name of a tensor's type.
+pub(crate) fn descr_of(name: &str, dtype: DType) -> Result<&'static str> {
+    descr(dtype).ok_or_else(|| {
+        Error::unsupported(format!("NumPy has no element type {dtype}"))
+            .help("cast the tensor to f32, or save it as safetensors")
+            .at(format!("tensor '{name}'"))
+    })
 }
 
 fn descr(dtype: DType) -> Option<&'static str> {

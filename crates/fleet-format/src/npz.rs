@@ -3,11 +3,14 @@
 //! checked.
 
 use crate::npy;
-use crate::source::{NamedTensors, Source, check_distinct};
+use crate::source::{
+    NamedTensors, Source, TensorInfo, check_distinct, describe, described_bytes, finder,
+};
 use fleet_base::disk::{Disk, RealDisk};
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
 use fleet_tensor::Tensor;
+use std::borrow::Borrow;
 use std::io::{self, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -67,35 +70,48 @@ pub fn write_npz<'t>(
 
 /// Like [`write_npz`], on any disk.
 pub(crate) fn write(disk: &Arc<dyn Disk>, path: &Path, tensors: &[(&str, &Tensor)]) -> Result<()> {
-    check_distinct(tensors.iter().map(|(name, _)| *name))?;
-    for (name, tensor) in tensors {
+    write_streamed(disk, path, &describe(tensors)?, finder(tensors))
+}
+
+/// Writes tensors that `read` returns one at a time.
+pub(crate) fn write_streamed<T: Borrow<Tensor>>(
+    disk: &Arc<dyn Disk>,
+    path: &Path,
+    infos: &[TensorInfo],
+    read: impl FnMut(&TensorInfo) -> Result<T>,
+) -> Result<()> {
+    check_distinct(infos.iter().map(|info| info.name.as_str()))?;
+    for TensorInfo { name, dtype, .. } in infos {
         if name.len() > NAME_BYTES_MAX {
             return Err(Error::invalid("the name of a tensor is too long for a zip file")
                 .expected(format!("at most {NAME_BYTES_MAX} bytes"))
                 .got(name.len()));
         }
-        npy::parts(name, tensor)?;
+        npy::descr_of(name, *dtype)?;
     }
     let file = AtomicFile::create_on(disk, path)?;
     let writer = BufWriter::new(file);
     let failed = |error: io::Error| Error::io("write", path, &error);
-    let writer = write_archive(writer, tensors, failed)?;
+    let writer = write_archive(writer, infos, read, failed)?;
     writer.into_inner().map_err(|error| failed(error.into_error()))?.commit()
 }
 
 /// Writes the archive to any writer.
-fn write_archive<W: Write + Seek>(
+fn write_archive<W: Write + Seek, T: Borrow<Tensor>>(
     writer: W,
-    tensors: &[(&str, &Tensor)],
+    infos: &[TensorInfo],
+    mut read: impl FnMut(&TensorInfo) -> Result<T>,
     failed: impl Fn(io::Error) -> Error,
 ) -> Result<W> {
     let mut archive = ZipWriter::new(FailOnceWriter::new(writer));
-    for (name, tensor) in tensors {
-        let (header, bytes) = npy::parts(name, tensor)?;
+    for info in infos {
+        let tensor = read(info)?;
+        described_bytes(info, tensor.borrow())?;
+        let (header, bytes) = npy::parts(&info.name, tensor.borrow())?;
         let options = SimpleFileOptions::default()
             .compression_method(CompressionMethod::Stored)
             .large_file(bytes.len() as u64 > LARGE_BYTES);
-        let started = archive.start_file(format!("{name}.npy"), options);
+        let started = archive.start_file(format!("{}.npy", info.name), options);
         started.map_err(|error| failed(error.into()))?;
         for part in [&header, bytes] {
             archive.write_all(part).map_err(&failed)?;
@@ -213,7 +229,8 @@ mod tests {
         let write = |bytes_max| {
             let full = Full { file: Cursor::default(), bytes_max };
             let failed = |error: io::Error| Error::io("write", Path::new("x.npz"), &error);
-            write_archive(full, &tensors, failed)
+            let infos = describe(&tensors).expect("row-major");
+            write_archive(full, &infos, finder(&tensors), failed)
         };
         let whole = write(u64::MAX).expect("enough space").file.into_inner();
         for bytes_max in 0..whole.len() as u64 {

@@ -11,8 +11,8 @@
 //! whole file, and its writer neither syncs before the rename nor leaves room for checksums.
 
 use crate::source::{
-    DAMAGED_FILE_HELP, NamedTensors, Source, check_bools, check_distinct, row_major_bytes,
-    tensor_bytes,
+    DAMAGED_FILE_HELP, NamedTensors, Source, TensorInfo, check_bools, check_distinct, describe,
+    described_bytes, finder, info_bytes, tensor_bytes,
 };
 use crc32fast::Hasher;
 use fleet_base::disk::{Disk, RealDisk};
@@ -20,6 +20,7 @@ use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result, text};
 use fleet_tensor::{DType, RANK_MAX, Shape, Tensor};
 use serde_json::{Map, Value};
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
@@ -36,7 +37,8 @@ pub fn write_safetensors<'t>(
         return Err(Error::invalid(format!("'{key}' is a reserved key in safetensors files")));
     }
     let tensors: Vec<_> = tensors.into_iter().collect();
-    write(&RealDisk::handle(), path.as_ref(), &tensors, meta).map(drop)
+    let infos = describe(&tensors)?;
+    write(&RealDisk::handle(), path.as_ref(), &infos, meta, finder(&tensors)).map(drop)
 }
 
 /// Reads the tensors and the metadata of a file. Checks checksums if the file has them.
@@ -78,33 +80,35 @@ pub(crate) struct FileSum {
     pub crc32: u32,
 }
 
-/// Writes a file with checksums.
-pub(crate) fn write(
+/// Writes a file with checksums. `read` returns one tensor at a time.
+pub(crate) fn write<T: Borrow<Tensor>>(
     disk: &Arc<dyn Disk>,
     path: &Path,
-    tensors: &[(&str, &Tensor)],
+    infos: &[TensorInfo],
     meta: &BTreeMap<String, String>,
+    mut read: impl FnMut(&TensorInfo) -> Result<T>,
 ) -> Result<FileSum> {
-    check_distinct(tensors.iter().map(|(name, _)| *name))?;
-    if tensors.iter().any(|(name, _)| *name == META) {
+    check_distinct(infos.iter().map(|info| info.name.as_str()))?;
+    if infos.iter().any(|info| info.name == META) {
         return Err(Error::invalid(format!(
             "tensor name '{META}' is reserved in safetensors files"
         )));
     }
     // Wide elements first, so that all are aligned.
-    let mut tensors = tensors.to_vec();
-    tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.dtype().size()));
-    let mut sums = vec![0; tensors.len()];
-    let header = header(&tensors, &sums, meta)?;
+    let mut infos: Vec<&TensorInfo> = infos.iter().collect();
+    infos.sort_by_key(|info| std::cmp::Reverse(info.dtype.size()));
+    let mut sums = vec![0; infos.len()];
+    let header = header(&infos, &sums, meta)?;
     let mut file = AtomicFile::replace_on(disk, path)?;
     let failed = |file: &AtomicFile, error| file.error("write", &error);
     // The header is rewritten when the checksums are known; its length does not change.
     file.write_all(&header).map_err(|error| failed(&file, error))?;
     let mut bytes = header.len() as u64;
     let mut data_sum = Hasher::new();
-    for ((name, tensor), sum) in tensors.iter().zip(&mut sums) {
+    for (info, sum) in infos.iter().zip(&mut sums) {
+        let tensor = read(info)?;
         let mut hasher = Hasher::new();
-        for chunk in row_major_bytes(name, tensor)?.chunks(CHUNK_BYTES) {
+        for chunk in described_bytes(info, tensor.borrow())?.chunks(CHUNK_BYTES) {
             hasher.update(chunk);
             file.write_all(chunk).map_err(|error| failed(&file, error))?;
             bytes += chunk.len() as u64;
@@ -112,7 +116,7 @@ pub(crate) fn write(
         data_sum.combine(&hasher);
         *sum = hasher.finalize();
     }
-    let header = self::header(&tensors, &sums, meta)?;
+    let header = self::header(&infos, &sums, meta)?;
     file.seek(SeekFrom::Start(0)).map_err(|error| failed(&file, error))?;
     file.write_all(&header).map_err(|error| failed(&file, error))?;
     file.commit()?;
@@ -123,27 +127,23 @@ pub(crate) fn write(
 }
 
 /// Returns the length and the header, with the header's checksum.
-fn header(
-    tensors: &[(&str, &Tensor)],
-    sums: &[u32],
-    meta: &BTreeMap<String, String>,
-) -> Result<Vec<u8>> {
+fn header(infos: &[&TensorInfo], sums: &[u32], meta: &BTreeMap<String, String>) -> Result<Vec<u8>> {
     let mut json = format!("{HEADER_SUM_START}{HEADER_SUM_ZEROS}\"");
     for (key, value) in meta {
         json += &format!(",{}:{}", quoted(key), quoted(value));
     }
-    for ((name, _), sum) in tensors.iter().zip(sums) {
-        json += &format!(",{}:\"{sum:08x}\"", quoted(&format!("{SUM}{name}")));
+    for (info, sum) in infos.iter().zip(sums) {
+        json += &format!(",{}:\"{sum:08x}\"", quoted(&format!("{SUM}{}", info.name)));
     }
     json.push('}');
     let mut start = 0u64;
-    for (name, tensor) in tensors {
-        let end = start + row_major_bytes(name, tensor)?.len() as u64;
-        let dims: Vec<String> = tensor.shape().iter().map(|dim| dim.to_string()).collect();
+    for info in infos {
+        let end = start.saturating_add(info_bytes(info)?);
+        let dims: Vec<String> = info.shape.iter().map(|dim| dim.to_string()).collect();
         json += &format!(
             ",{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{start},{end}]}}",
-            quoted(name),
-            dtype_name(tensor.dtype()),
+            quoted(&info.name),
+            dtype_name(info.dtype),
             dims.join(","),
         );
         start = end;
@@ -181,7 +181,7 @@ pub(crate) struct Entry {
 
 /// An open file whose header has been checked.
 pub(crate) struct Reader {
-    source: Source,
+    pub source: Source,
     /// In the order of the file, whose data they cover without gaps.
     pub entries: Vec<Entry>,
     pub meta: BTreeMap<String, String>,
@@ -253,12 +253,18 @@ impl Reader {
             }
             end = entry.start.saturating_add(entry.bytes);
         }
-        if end != self.source.bytes {
+        let bytes = self.source.bytes;
+        if end != bytes {
+            let ends_in = |it: &&Entry| it.start.saturating_add(it.bytes) > bytes;
+            let got = match self.entries.iter().find(ends_in) {
+                Some(cut) => format!("{bytes}, which end in tensor '{}'", cut.name),
+                None => bytes.to_string(),
+            };
             return Err(self
                 .source
                 .damaged("file size does not match its header (truncated?)")
                 .expected(format!("{end} bytes"))
-                .got(self.source.bytes));
+                .got(got));
         }
         Ok(())
     }
@@ -307,28 +313,50 @@ impl Reader {
 
     /// Reads and checks one tensor.
     pub fn read(&mut self, entry: &Entry) -> Result<Tensor> {
-        let mut tensor = Tensor::zeros(entry.dtype, entry.shape)
-            .map_err(|error| error.at(format!("tensor '{}'", entry.name)))?;
+        read_tensor(&mut self.source, entry)
+    }
+
+    /// Checks the bytes of one tensor without keeping them.
+    pub fn check(&mut self, entry: &Entry) -> Result<()> {
         self.source.seek(entry.start)?;
-        let mut hasher = Hasher::new();
-        for chunk in tensor.as_bytes_mut().chunks_mut(CHUNK_BYTES) {
+        let (mut hasher, mut buffer) = (Hasher::new(), vec![0; CHUNK_BYTES]);
+        let mut left = entry.bytes;
+        while left > 0 {
+            let chunk = &mut buffer[..left.min(CHUNK_BYTES as u64) as usize];
             self.source.read_exact(chunk)?;
-            if entry.sum.is_some() {
-                hasher.update(chunk);
-            }
+            hasher.update(chunk);
+            left -= chunk.len() as u64;
         }
-        let found = hasher.finalize();
-        if let Some(sum) = entry.sum.filter(|sum| *sum != found) {
-            return Err(self
-                .source
-                .damaged(format!("tensor '{}' is damaged: its checksum does not match", entry.name))
-                .expected(format!("{sum:08x}"))
-                .got(format!("{found:08x}")));
+        check_tensor_sum(&self.source, entry, hasher.finalize())
+    }
+}
+
+/// Reads and checks one tensor of an open file.
+pub(crate) fn read_tensor(source: &mut Source, entry: &Entry) -> Result<Tensor> {
+    let mut tensor = Tensor::zeros(entry.dtype, entry.shape)
+        .map_err(|error| error.at(format!("tensor '{}'", entry.name)))?;
+    source.seek(entry.start)?;
+    let mut hasher = Hasher::new();
+    for chunk in tensor.as_bytes_mut().chunks_mut(CHUNK_BYTES) {
+        source.read_exact(chunk)?;
+        if entry.sum.is_some() {
+            hasher.update(chunk);
         }
-        check_bools(&tensor).map_err(|error| {
-            damaged(error.at(format!("tensor '{}'", entry.name)), &self.source.path)
-        })?;
-        Ok(tensor)
+    }
+    check_tensor_sum(source, entry, hasher.finalize())?;
+    check_bools(&tensor)
+        .map_err(|error| damaged(error.at(format!("tensor '{}'", entry.name)), &source.path))?;
+    Ok(tensor)
+}
+
+/// Compares the checksum of a tensor's bytes with that of the header, if it has one.
+fn check_tensor_sum(source: &Source, entry: &Entry, found: u32) -> Result<()> {
+    match entry.sum.filter(|sum| *sum != found) {
+        None => Ok(()),
+        Some(sum) => Err(source
+            .damaged(format!("tensor '{}' is damaged: its checksum does not match", entry.name))
+            .expected(format!("{sum:08x}"))
+            .got(format!("{found:08x}"))),
     }
 }
 

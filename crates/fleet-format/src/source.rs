@@ -3,11 +3,23 @@
 use fleet_base::disk::{Access, Disk, DiskReader, PathKind, RealDisk};
 use fleet_base::{Error, Result, text};
 use fleet_tensor::{DType, Shape, Tensor};
+use std::collections::HashMap;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 /// Tensors with their names, in the order of the file.
 pub type NamedTensors = Vec<(String, Tensor)>;
+
+/// Name, type and shape of a tensor in a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Name of the tensor.
+    pub name: String,
+    /// Type of its elements.
+    pub dtype: DType,
+    /// Its shape.
+    pub shape: Shape,
+}
 
 /// Help for a file that is not as it was written.
 pub(crate) const DAMAGED_FILE_HELP: &str = "use another save, or restore this file from a backup";
@@ -100,6 +112,44 @@ pub(crate) fn row_major_bytes<'t>(name: &str, tensor: &'t Tensor) -> Result<&'t 
             .help("convert it before saving"));
     }
     Ok(tensor.as_bytes())
+}
+
+/// Describes tensors that are to be written; rejects those that cannot be.
+pub(crate) fn describe(tensors: &[(&str, &Tensor)]) -> Result<Vec<TensorInfo>> {
+    let describe = |(name, tensor): &(&str, &Tensor)| {
+        row_major_bytes(name, tensor)?;
+        let (dtype, shape) = (tensor.dtype(), *tensor.shape());
+        Ok(TensorInfo { name: name.to_string(), dtype, shape })
+    };
+    tensors.iter().map(describe).collect()
+}
+
+/// Returns a function that finds tensors by name, as the writers need it.
+pub(crate) fn finder<'t>(
+    tensors: &[(&'t str, &'t Tensor)],
+) -> impl FnMut(&TensorInfo) -> Result<&'t Tensor> + use<'t> {
+    let held: HashMap<&str, &Tensor> = tensors.iter().copied().collect();
+    move |info| {
+        let found = held.get(info.name.as_str()).copied();
+        found.ok_or_else(|| Error::internal("tensor without a value").at(&info.name))
+    }
+}
+
+/// Returns the bytes that a tensor of this description has in a file.
+pub(crate) fn info_bytes(info: &TensorInfo) -> Result<u64> {
+    tensor_bytes(info.dtype, &info.shape)
+        .ok_or_else(|| Error::invalid("the shape is too large").got(info.shape).at(&info.name))
+}
+
+/// Returns the bytes of a tensor, which must be as described.
+pub(crate) fn described_bytes<'t>(info: &TensorInfo, tensor: &'t Tensor) -> Result<&'t [u8]> {
+    if (tensor.dtype(), tensor.shape()) != (info.dtype, &info.shape) {
+        return Err(Error::internal("a tensor has another type or shape than announced")
+            .expected(format!("{}{}", info.dtype, info.shape))
+            .got(format!("{}{}", tensor.dtype(), tensor.shape()))
+            .at(&info.name));
+    }
+    row_major_bytes(&info.name, tensor)
 }
 
 /// Rejects duplicate names of tensors.
