@@ -205,7 +205,7 @@ message! {
         gradient_merge_acc_step(8): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
         /// Keeps the optimizer state in host memory.
         optimize_offload(9): optional bool = false,
-            refused "optimizer state is in memory already";
+            ignored "optimizer state is in host memory already";
         /// With a pipeline: all-reduces gradients in the update.
         pp_allreduce_in_optimize(10): optional bool = false,
             ignored "every rank runs the whole program";
