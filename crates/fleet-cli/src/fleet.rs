@@ -6,7 +6,7 @@
 
 #[cfg(feature = "grpc")]
 use crate::ps;
-use crate::{data, doctor, durable, export, new};
+use crate::{checkpoint, data, doctor, durable, export, new};
 use clap::{Parser, Subcommand};
 use fleet::app::{Models, Tools, parse_args};
 use fleet_base::output::{ExitReason, Output};
@@ -44,6 +44,9 @@ enum Command {
     /// An embedding table on parameter servers becomes a constant with the rows of the save; other
     /// ids read as zeros.
     Export(export::ExportArgs),
+    /// Inspect, verify and convert checkpoints of jobs and saves of models
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
     /// Inspect the folders of durable parameter servers
     #[command(subcommand)]
     Durable(durable::Command),
@@ -78,6 +81,7 @@ fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitRea
         Command::Demo(args) => fleet_demo::run(&args, &alone()?, out),
         Command::Data(command) => data::run(&command, out),
         Command::Export(args) => export::run(&args, out),
+        Command::Checkpoint(command) => checkpoint::run(&command, out),
         Command::Durable(command) => durable::run(&command, out),
         Command::Doctor(args) => doctor::run(&args, out),
         #[cfg(feature = "grpc")]

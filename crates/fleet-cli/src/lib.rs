@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 mod data;
 mod doctor;
 mod durable;

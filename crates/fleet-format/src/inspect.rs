@@ -6,7 +6,7 @@ use crate::safetensors::{Entry, FileSum, Reader, read_tensor};
 use crate::source::{Source, TensorInfo};
 use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
-use fleet_tensor::Tensor;
+use fleet_tensor::{Shape, Tensor};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// ```
 /// # use fleet_base::disk::RealDisk;
 /// # use fleet_format::CheckpointIndex;
-/// # use fleet_tensor::Tensor;
+/// # use fleet_tensor::{Shape, Tensor};
 /// # let folder = std::env::temp_dir().join(format!("fleet-index-doc-{}", std::process::id()));
 /// let w = Tensor::from_slice(&[1.0f32, 2.0], [2])?;
 /// fleet_format::save_tensors(&folder, [("w", &w)], &Default::default())?;
@@ -98,6 +98,11 @@ impl<'i> SavedTensor<'i> {
         TensorInfo { name: name.clone(), dtype: *dtype, shape: *shape }
     }
 
+    /// Returns its shape.
+    pub fn shape(&self) -> &'i Shape {
+        &self.entry.shape
+    }
+
     /// Returns its file.
     pub fn file(&self) -> &'i Path {
         self.file
@@ -137,7 +142,7 @@ pub struct Damage {
 /// ```
 /// # use fleet_base::disk::RealDisk;
 /// # use fleet_format::find_damage_on;
-/// # use fleet_tensor::Tensor;
+/// # use fleet_tensor::{Shape, Tensor};
 /// # let folder = std::env::temp_dir().join(format!("fleet-damage-doc-{}", std::process::id()));
 /// let w = Tensor::from_slice(&[1.0f32, 2.0], [2])?;
 /// fleet_format::save_tensors(&folder, [("w", &w)], &Default::default())?;

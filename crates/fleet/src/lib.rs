@@ -66,7 +66,10 @@ pub mod trainer;
 mod util;
 mod whole;
 
-pub use checkpoints::{CheckpointPolicy, Checkpoints, Resumed};
+pub use checkpoints::{
+    CheckpointPolicy, Checkpoints, Held, Resumed, SavedCheckpoint, SavedVar, Verified, VerifyState,
+    checkpoints_in, verify_checkpoints,
+};
 pub use comm_world::CommWorld;
 pub use dataset_run::{DatasetReport, DatasetRun, Fetched, run_batches, run_from_dataset};
 pub use distributed::Distributed;

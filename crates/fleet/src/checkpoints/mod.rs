@@ -25,7 +25,9 @@
 //! gradient is lost or counted twice.
 
 mod parts;
+mod saved;
 mod shared;
+mod survey;
 #[cfg(test)]
 mod tests;
 
@@ -42,12 +44,14 @@ use fleet_nn::HostRate;
 use fleet_strategy::{LocalVar, local_state};
 use fleet_tensor::{DType, Tensor};
 use parts::{Loaded, Part};
+pub use saved::{SavedCheckpoint, Verified, VerifyState, checkpoints_in, verify_checkpoints};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+pub use survey::{Held, SavedVar};
 
 /// When to save, and how many checkpoints to keep.
 #[derive(Clone, Debug, PartialEq, Eq)]

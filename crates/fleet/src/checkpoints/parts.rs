@@ -13,12 +13,14 @@
 //!
 //! Ranks that share layers have parts of variables. Each rank's entry `fleet.divided` says which
 //! parts its tensors are. A rank reads what its own parts have in common with them.
+//!
+//! A conversion (`saved.rs`) keeps the entries of the ranks that saved in the common part.
 
-use crate::slices::{Divisions, copy_common, cut, load_parts};
+use crate::slices::{Divisions, copy_common, cut};
 use fleet_base::disk::Disk;
 use fleet_base::{Error, Result};
 use fleet_format::{
-    Meta, SaveState, list_tensors_on, load_where_on, save_state_on, save_tensors_on,
+    CheckpointIndex, Meta, SaveState, list_tensors_on, save_state_on, save_tensors_on,
 };
 use fleet_ir::Division;
 use fleet_strategy::{LocalVar, Spread};
@@ -32,18 +34,21 @@ pub(super) type Named = Vec<(String, Tensor)>;
 
 /// Prefix of the entries that Fleet itself adds.
 pub(super) const RESERVED: &str = "fleet.";
-const RANKS: &str = "fleet.ranks";
-const RUN: &str = "fleet.run";
-const LOCAL: &str = "fleet.local";
+pub(super) const RANKS: &str = "fleet.ranks";
+pub(super) const RUN: &str = "fleet.run";
+pub(super) const LOCAL: &str = "fleet.local";
 /// The variables of which a rank has a part, one a line: axis, groups, part, parts, name.
 const DIVIDED: &str = "fleet.divided";
 /// Number of neighbouring ranks that share layers.
 const LAYERS: &str = "fleet.layers";
 /// The job's step. A part in the folder of another step has been moved there.
-const STEP: &str = "fleet.step";
+pub(super) const STEP: &str = "fleet.step";
+
+/// Number of ranks whose entries a conversion has kept. Rank and key follow in the other keys.
+const CONVERTED: &str = "fleet.converted";
 
 /// Maximum number of ranks that a checkpoint may name: the limit of a job.
-const RANKS_MAX: usize = 1 << 20;
+pub(super) const RANKS_MAX: usize = 1 << 20;
 
 /// The state that one rank writes.
 pub(super) struct Part {
@@ -104,9 +109,9 @@ impl Part {
     }
 }
 
-const RANK_PREFIX: &str = "rank-";
+pub(super) const RANK_PREFIX: &str = "rank-";
 
-fn rank_folder(path: &Path, rank: usize) -> PathBuf {
+pub(super) fn rank_folder(path: &Path, rank: usize) -> PathBuf {
     path.join(format!("{RANK_PREFIX}{rank:05}"))
 }
 
@@ -145,21 +150,27 @@ pub(super) fn sync_names(disk: &dyn Disk, path: &Path) -> Result<()> {
 /// Returns whether some rank was stopped before it had saved, so that the checkpoint was never
 /// whole.
 pub(super) fn is_unfinished(disk: &dyn Disk, path: &Path) -> Result<bool> {
+    Ok(why_unfinished(disk, path)?.is_some())
+}
+
+/// Returns which rank was stopped before it had saved, if one was.
+pub(super) fn why_unfinished(disk: &dyn Disk, path: &Path) -> Result<Option<String>> {
     if save_state_on(disk, path)? != SaveState::Finished {
-        return Ok(true);
+        return Ok(Some("rank 0 has not saved".to_string()));
     }
-    let Ok((_, meta)) = list_tensors_on(disk, path) else { return Ok(false) };
-    let Ok(head) = CommonMeta::read(path, &meta) else { return Ok(false) };
+    let Ok((_, meta)) = list_tensors_on(disk, path) else { return Ok(None) };
+    let Ok(head) = CommonMeta::read(path, &meta) else { return Ok(None) };
     for rank in (0..head.ranks).filter(|_| head.ranks > 1) {
         let part = rank_folder(path, rank);
+        if save_state_on(disk, &part)? != SaveState::Finished {
+            return Ok(Some(format!("rank {rank} has not saved")));
+        }
         let of_run = |(_, meta): (_, Meta)| meta.entries.get(RUN) == Some(&head.run);
-        if save_state_on(disk, &part)? != SaveState::Finished
-            || list_tensors_on(disk, &part).is_ok_and(|part| !of_run(part))
-        {
-            return Ok(true);
+        if list_tensors_on(disk, &part).is_ok_and(|part| !of_run(part)) {
+            return Ok(Some(format!("rank {rank} has not saved in this run of the job")));
         }
     }
-    Ok(false)
+    Ok(None)
 }
 
 /// The state that a rank reads.
@@ -193,104 +204,159 @@ fn layers(divided: &Divisions) -> usize {
 
 /// Reads the checkpoint for a rank.
 pub(super) fn load(disk: &dyn Disk, path: &Path, wanted: &Wanted<'_>) -> Result<Loaded> {
-    let common = load_parts(disk, path, |name| wanted.has(name), wanted.divided)?;
-    let head = CommonMeta::read(path, &common.meta)?;
-    let (step, mut tensors) = (common.meta.step, common.tensors);
-    let copy = wanted.copy();
-    // Variables that the saving ranks had in common may have to be divided among the ranks now.
-    for (name, tensor) in &mut tensors {
-        let shared = |var: &&LocalVar| var.name == *name && var.spread == Spread::Share;
-        if copy.1 > 1 && wanted.local.iter().any(|var| shared(&var)) {
-            *tensor = combine(&[tensor], Spread::Share, copy)?;
+    let parts = Parts::open(disk, path)?;
+    let tensors = parts.read(disk, wanted)?;
+    Ok(Loaded { tensors, step: parts.common.meta().step, entries: parts.entries()? })
+}
+
+/// The parts of a checkpoint. Their headers have been read, their tensors have not.
+pub(super) struct Parts {
+    pub path: PathBuf,
+    pub head: CommonMeta,
+    /// State that all ranks have in common.
+    pub common: CheckpointIndex,
+    /// The ranks' own state, by rank; empty in a checkpoint of one rank.
+    pub ranks: Vec<RankPart>,
+}
+
+/// The part of one rank.
+pub(super) struct RankPart {
+    pub index: CheckpointIndex,
+    /// The variables of which the rank has a part.
+    pub divided: Divisions,
+}
+
+impl RankPart {
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.index.tensors().map(|tensor| tensor.name())
+    }
+}
+
+impl Parts {
+    /// Reads the headers of all parts.
+    pub fn open(disk: &dyn Disk, path: &Path) -> Result<Parts> {
+        let common = CheckpointIndex::open_on(disk, path)?;
+        let head = CommonMeta::read(path, common.meta())?;
+        let mut ranks = Vec::new();
+        for rank in (0..head.ranks).filter(|_| head.ranks > 1) {
+            let folder = rank_folder(path, rank);
+            let index = CheckpointIndex::open_on(disk, &folder)?;
+            head.check_part(&folder, index.meta())?;
+            let divided = read_divided(&folder, index.meta())?;
+            ranks.push(RankPart { index, divided });
         }
+        Ok(Parts { path: path.to_path_buf(), head, common, ranks })
     }
-    if head.ranks == 1 {
-        return Ok(Loaded { tensors, step, entries: vec![own_entries(common.meta.entries)] });
+
+    /// Returns the caller's entries of the ranks that saved, by rank. In a converted checkpoint
+    /// these are the ranks before the conversion.
+    pub fn entries(&self) -> Result<Vec<BTreeMap<String, String>>> {
+        let common = &self.common.meta().entries;
+        if let Some(count) = common.get(CONVERTED) {
+            return converted_entries(count, common).ok_or_else(|| {
+                let what = "invalid entries of ranks in the converted checkpoint";
+                Error::invalid(what).at(self.path.display())
+            });
+        }
+        if self.ranks.is_empty() {
+            return Ok(vec![own_entries(common.clone())]);
+        }
+        let of = |part: &RankPart| own_entries(part.index.meta().entries.clone());
+        Ok(self.ranks.iter().map(of).collect())
     }
-    let mut saved = Saved { path, disk, wanted, head, ranks: Vec::new() };
-    let mut entries = Vec::new();
-    for rank in 0..saved.head.ranks {
-        let folder = rank_folder(path, rank);
-        let (found, meta) = list_tensors_on(disk, &folder)?;
-        saved.head.check_part(&folder, &meta)?;
-        let divided = read_divided(&folder, &meta)?;
-        let names = found.into_iter().map(|info| info.name).filter(|name| wanted.has(name));
-        saved.ranks.push(RankPart { names: names.collect(), divided });
-        entries.push(own_entries(meta.entries));
+
+    /// Reads the variables of a rank.
+    pub fn read(&self, disk: &dyn Disk, wanted: &Wanted<'_>) -> Result<Named> {
+        let copy = wanted.copy();
+        let mut tensors = Vec::new();
+        for name in self.common.tensors().map(|it| it.name()).filter(|name| wanted.has(name)) {
+            let whole = self.common.read_on(disk, name)?;
+            let part = wanted.divided.get(name).map(|division| cut(&whole, division)).transpose();
+            let part = part.map_err(|error| error.at(name).at(self.path.display()))?;
+            let mut tensor = part.unwrap_or(whole);
+            // Variables that the saving ranks had in common may have to be divided among the ranks
+            // now.
+            let shared = |var: &LocalVar| var.name == name && var.spread == Spread::Share;
+            if copy.1 > 1 && wanted.local.iter().any(shared) {
+                tensor = combine(&[&tensor], Spread::Share, copy)?;
+            }
+            tensors.push((name.to_string(), tensor));
+        }
+        if self.ranks.is_empty() {
+            return Ok(tensors);
+        }
+        let reading = Reading { parts: self, disk, wanted };
+        reading.owned(&mut tensors)?;
+        reading.combined(&mut tensors)?;
+        reading.divided(&mut tensors)?;
+        Ok(tensors)
     }
-    saved.owned(&mut tensors)?;
-    saved.combined(&mut tensors)?;
-    saved.divided(&mut tensors)?;
-    Ok(Loaded { tensors, step, entries })
 }
 
-/// The wanted variables in the part of one rank, and those that are divided.
-struct RankPart {
-    names: Vec<String>,
-    divided: Divisions,
-}
-
-/// The parts of a checkpoint, as one rank reads them.
-struct Saved<'a> {
-    path: &'a Path,
+/// Reads the ranks' own state for one rank.
+struct Reading<'a> {
+    parts: &'a Parts,
     disk: &'a dyn Disk,
     wanted: &'a Wanted<'a>,
-    head: CommonMeta,
-    ranks: Vec<RankPart>,
 }
 
-impl Saved<'_> {
+impl Reading<'_> {
     /// Returns whether this rank had the same place in the job that saved.
     fn is_same_layout(&self) -> bool {
         let Wanted { place, divided, .. } = self.wanted;
-        self.head.ranks == place.1 && self.head.layers == layers(divided)
+        let head = &self.parts.head;
+        head.ranks == place.1 && head.layers == layers(divided)
     }
 
     /// Returns the ranks that hold a variable as `holds` says, this rank's own number first.
     fn holders(&self, holds: impl Fn(&RankPart) -> bool) -> Vec<usize> {
         let own = self.wanted.place.0;
         let mut found: Vec<usize> =
-            (0..self.ranks.len()).filter(|rank| holds(&self.ranks[*rank])).collect();
+            (0..self.ranks().len()).filter(|rank| holds(&self.ranks()[*rank])).collect();
         if let Some(at) = found.iter().position(|rank| *rank == own) {
             found[..=at].rotate_right(1);
         }
         found
     }
 
-    fn spread(&self, name: &str) -> Option<Spread> {
-        self.head.local.iter().find(|var| var.name == name).map(|var| var.spread)
+    fn ranks(&self) -> &[RankPart] {
+        &self.parts.ranks
     }
 
     fn read(&self, rank: usize, which: impl Fn(&str) -> bool) -> Result<Named> {
-        Ok(load_where_on(self.disk, rank_folder(self.path, rank), which)?.tensors)
+        let names = self.ranks()[rank].names().filter(|name| which(name));
+        names.map(|name| Ok((name.to_string(), self.read_one(rank, name)?))).collect()
     }
 
     fn read_one(&self, rank: usize, name: &str) -> Result<Tensor> {
-        let found = self.read(rank, |other| other == name)?.pop();
-        found.map(|(_, tensor)| tensor).ok_or_else(|| self.missing(name))
+        match self.ranks()[rank].index.find(name) {
+            Some(_) => self.ranks()[rank].index.read_on(self.disk, name),
+            None => Err(self.missing(name)),
+        }
     }
 
     fn missing(&self, name: &str) -> Error {
         let what = format!("missing variable '{name}' in a rank's part of the checkpoint");
-        Error::invalid(what).at(self.path.display())
+        Error::invalid(what).at(self.parts.path.display())
     }
 
     /// Reads whole variables that one rank owned.
     fn owned(&self, tensors: &mut Named) -> Result<()> {
         let is_owned = |part: &RankPart, name: &str| {
-            self.spread(name).is_none() && !part.divided.contains_key(name)
+            self.parts.head.spread(name).is_none() && !part.divided.contains_key(name)
         };
+        let is_wanted = |name: &&str| self.wanted.has(name);
         // The rank whose part has each variable.
         let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
-        for (rank, part) in self.ranks.iter().enumerate() {
-            for name in part.names.iter().filter(|name| is_owned(part, name)) {
+        for (rank, part) in self.ranks().iter().enumerate() {
+            for name in part.names().filter(is_wanted).filter(|name| is_owned(part, name)) {
                 let owner = owners.entry(name).or_insert(rank);
                 if rank == self.wanted.place.0 {
                     *owner = rank;
                 }
             }
         }
-        for rank in 0..self.ranks.len() {
+        for rank in 0..self.ranks().len() {
             if !owners.values().any(|owner| *owner == rank) {
                 continue;
             }
@@ -305,11 +371,13 @@ impl Saved<'_> {
 
     /// Combines the values of whole variables of which every copy of the model had one.
     fn combined(&self, tensors: &mut Named) -> Result<()> {
-        let is_divided = |name: &str| self.ranks.iter().any(|part| part.divided.contains_key(name));
-        let local = self.head.local.iter().filter(|var| !is_divided(&var.name));
+        let is_divided =
+            |name: &str| self.ranks().iter().any(|part| part.divided.contains_key(name));
+        let head = &self.parts.head;
+        let local = head.local.iter().filter(|var| !is_divided(&var.name));
         let local: Vec<&LocalVar> = local.filter(|var| self.wanted.has(&var.name)).collect();
         // Ranks that share layers have the same values.
-        let mut ranks: Vec<usize> = (0..self.ranks.len()).step_by(self.head.layers).collect();
+        let mut ranks: Vec<usize> = (0..self.ranks().len()).step_by(head.layers).collect();
         if self.is_same_layout() {
             ranks = vec![self.wanted.place.0];
         }
@@ -335,7 +403,7 @@ impl Saved<'_> {
 
     /// Reads variables of which the ranks that saved had parts.
     fn divided(&self, tensors: &mut Named) -> Result<()> {
-        let names = self.ranks.iter().flat_map(|part| part.divided.keys());
+        let names = self.ranks().iter().flat_map(|part| part.divided.keys());
         let names: BTreeSet<&String> = names.filter(|name| self.wanted.has(name)).collect();
         for name in names {
             let tensor = self.assemble(name).map_err(|error| error.at(name))?;
@@ -346,9 +414,9 @@ impl Saved<'_> {
 
     /// Returns this rank's part of a variable, or all of it, from the parts that ranks had.
     fn assemble(&self, name: &str) -> Result<Tensor> {
-        let spread = self.spread(name);
+        let spread = self.parts.head.spread(name);
         let holders = self.holders(|part| part.divided.contains_key(name));
-        let division = |rank: usize| self.ranks[rank].divided[name];
+        let division = |rank: usize| self.ranks()[rank].divided[name];
         let wanted = self.wanted.divided.get(name).copied();
         if self.is_same_layout()
             && let Some(own) = holders.first().filter(|rank| Some(division(**rank)) == wanted)
@@ -436,18 +504,24 @@ fn read_divided(path: &Path, meta: &Meta) -> Result<Divisions> {
 }
 
 /// Description of the whole checkpoint, from its common part.
-struct CommonMeta {
-    ranks: usize,
+pub(super) struct CommonMeta {
+    pub ranks: usize,
     /// Number of neighbouring ranks that shared layers.
-    layers: usize,
-    run: String,
+    pub layers: usize,
+    pub run: String,
     /// `None` in a checkpoint of an older version.
-    step: Option<String>,
+    pub step: Option<String>,
     /// Variables of which every rank's part has a value.
-    local: Vec<LocalVar>,
+    pub local: Vec<LocalVar>,
 }
 
 impl CommonMeta {
+    /// Returns how the values of the ranks pass to another number of ranks; `None` for a variable
+    /// of which all ranks that have it have the same value.
+    pub fn spread(&self, name: &str) -> Option<Spread> {
+        self.local.iter().find(|var| var.name == name).map(|var| var.spread)
+    }
+
     fn read(path: &Path, meta: &Meta) -> Result<CommonMeta> {
         let step = meta.entries.get(STEP).cloned();
         let folder = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -513,6 +587,34 @@ impl CommonMeta {
                 .at(path.display())),
         }
     }
+}
+
+/// Returns the entries of ranks that a conversion keeps, with their count.
+pub(super) fn kept_entries(ranks: &[BTreeMap<String, String>]) -> BTreeMap<String, String> {
+    let of = |(rank, entries): (usize, &BTreeMap<String, String>)| {
+        let named =
+            |(key, value): (&String, &String)| (format!("{CONVERTED}:{rank}:{key}"), value.clone());
+        entries.iter().map(named).collect::<Vec<_>>()
+    };
+    let kept = ranks.iter().enumerate().flat_map(of);
+    kept.chain([(CONVERTED.to_string(), ranks.len().to_string())]).collect()
+}
+
+/// Reverses [`kept_entries`].
+fn converted_entries(
+    count: &str,
+    entries: &BTreeMap<String, String>,
+) -> Option<Vec<BTreeMap<String, String>>> {
+    let count = count.parse().ok().filter(|count| (1..=RANKS_MAX).contains(count))?;
+    let mut ranks = vec![BTreeMap::new(); count];
+    for (key, value) in entries {
+        let Some(rest) = key.strip_prefix(CONVERTED).and_then(|it| it.strip_prefix(':')) else {
+            continue;
+        };
+        let (rank, key) = rest.split_once(':')?;
+        ranks.get_mut(rank.parse::<usize>().ok()?)?.insert(key.to_string(), value.clone());
+    }
+    Some(ranks)
 }
 
 fn own_entries(mut entries: BTreeMap<String, String>) -> BTreeMap<String, String> {

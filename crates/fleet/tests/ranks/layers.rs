@@ -2,6 +2,7 @@
 
 use crate::launch::{assert_success, run_in};
 use crate::strategies::session_of;
+use crate::whole::check_conversions;
 use crate::{rows, scratch};
 use fleet::ir::Division;
 use fleet::prelude::*;
@@ -141,6 +142,16 @@ pub fn load(fleet: &Fleet, folder: &Path) -> Result<()> {
             fleet::load_persistables(folder.join("all"), &programs.main, scope)?;
             assert_held(&session, &folder.join("all"), &what)?;
 
+            let converted = folder.join(format!("converted-{ranks}"));
+            if converted.exists() {
+                let mut session = open(fleet, name, *parts)?;
+                let Session { programs, scope, .. } = &mut session;
+                let resumed =
+                    fleet.checkpoints(&converted, POLICY)?.resume(&programs.main, scope)?;
+                assert_eq!(resumed.map(|it| it.step), Some(SAVED as u64), "{what}");
+                assert_held(&session, &folder.join("all"), &what)?;
+            }
+
             let mut session = open(fleet, name, *parts)?;
             let Session { programs, scope, .. } = &mut session;
             let mut checkpoints = fleet.checkpoints(folder.join("checkpoints"), POLICY)?;
@@ -189,6 +200,9 @@ fn a_divided_model_is_saved_whole_and_loads_anywhere() {
     let folder = scratch("layers");
     let text = folder.to_str().unwrap();
     assert_success(&run_in("save layers", 4, text));
+    for (name, _) in JOBS {
+        check_conversions(&folder.join(name), &[1, 2]).unwrap();
+    }
     for ranks in [1, 2, 3, 4] {
         assert_success(&run_in("load layers", ranks, text));
     }

@@ -5,6 +5,7 @@ use crate::scratch;
 use crate::strategies::{feed, session, session_of, step};
 use fleet::prelude::*;
 use fleet::strategy::ShardingConfig;
+use fleet::{Held, SavedCheckpoint, VerifyState};
 use std::path::Path;
 
 const STRATEGIES: [&str; 3] = ["sharding", "sharding_in_groups", "sharded_parameters"];
@@ -69,6 +70,7 @@ pub fn load(fleet: &Fleet, folder: &Path) -> Result<()> {
         assert_eq!(count == saved.tensors.len(), fleet.worker_num() == 1, "{name}: {count}");
         step(&mut session, fleet, 4)?;
     }
+    resume_converted(fleet, folder)?;
     // All ranks reject a checkpoint of another model, even those whose variables fit.
     let configs = ShardingConfig::default();
     let strategy = DistributedStrategy::new().use_sharding(configs);
@@ -82,11 +84,81 @@ pub fn load(fleet: &Fleet, folder: &Path) -> Result<()> {
     fleet.finish()
 }
 
+/// Resumes a checkpoint that was converted to this number of ranks.
+fn resume_converted(fleet: &Fleet, folder: &Path) -> Result<()> {
+    for name in STRATEGIES {
+        let converted = folder.join(name).join(format!("converted-{}", fleet.worker_num()));
+        if !converted.exists() {
+            continue;
+        }
+        let mut session = session(fleet, name)?;
+        let mut checkpoints = fleet.checkpoints(&converted, POLICY)?;
+        let Session { programs, scope, .. } = &mut session;
+        let resumed = checkpoints.resume(&programs.main, scope)?.expect("a checkpoint");
+        // The ranks that saved, as if the job had resumed from their own checkpoint.
+        assert_eq!((resumed.step, resumed.entries_of_ranks.len()), (3, 4));
+        for (name, tensor) in owned_or_common(&folder.join(name))? {
+            if scope.contains(&name) {
+                assert!(scope.tensor(&name)?.as_bytes() == tensor.as_bytes(), "{name}");
+            }
+        }
+        step(&mut session, fleet, 4)?;
+    }
+    Ok(())
+}
+
+/// Returns the state that is the same with any number of ranks, as rank 0 has put it together.
+fn owned_or_common(job: &Path) -> Result<Vec<(String, Tensor)>> {
+    let saved = SavedCheckpoint::open(job.join("checkpoints"), None)?;
+    let differs = |held: &Held| matches!(held, Held::Each(_) | Held::Parts { spread: Some(_), .. });
+    let differs =
+        |name: &str| saved.vars().iter().any(|var| var.name == name && differs(&var.held));
+    let mut all = fleet::format::load_tensors(job.join("all"))?.tensors;
+    all.retain(|(name, _)| !differs(name));
+    Ok(all)
+}
+
+/// Checks that a job's checkpoint is intact, and that its conversions have the bits that rank 0
+/// has put together.
+pub fn check_conversions(job: &Path, ranks: &[usize]) -> Result<()> {
+    let found = fleet::verify_checkpoints(job.join("checkpoints"))?;
+    assert!(matches!(found[0].state, VerifyState::Intact { .. }), "{:?}", found[0]);
+    let saved = SavedCheckpoint::open(job.join("checkpoints"), None)?;
+    let expected = owned_or_common(job)?;
+    assert!(!expected.is_empty());
+    let check = |saved: &SavedCheckpoint, name: &str| -> Result<()> {
+        let file = job.join(name);
+        saved.convert_to_file(&file)?;
+        let found = fleet::format::load_tensors(&file)?;
+        assert_eq!(found.tensors.len(), saved.vars().len());
+        for (name, tensor) in &expected {
+            let (_, other) = found.tensors.iter().find(|(other, _)| other == name).unwrap();
+            assert!(other.shape() == tensor.shape(), "{name}");
+            assert!(other.as_bytes() == tensor.as_bytes(), "{name}");
+        }
+        let error = saved.convert_to_file(&file).unwrap_err().to_string();
+        assert!(error.contains("exists already"), "{error}");
+        Ok(())
+    };
+    check(&saved, "direct.safetensors")?;
+    for count in ranks {
+        let folder = job.join(format!("converted-{count}"));
+        saved.convert_to_ranks(&folder, *count)?;
+        let converted = SavedCheckpoint::open(&folder, None)?;
+        assert_eq!((converted.ranks(), converted.step()), (*count, saved.step()));
+        check(&converted, &format!("{count}.safetensors"))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_sharded_model_is_saved_whole_and_loads_anywhere() {
     let folder = scratch("whole");
     let text = folder.to_str().unwrap();
     assert_success(&run_in("save whole", 4, text));
+    for name in STRATEGIES {
+        check_conversions(&folder.join(name), &[1, 2]).unwrap();
+    }
     for ranks in [1, 2, 6] {
         assert_success(&run_in("load whole", ranks, text));
     }
