@@ -37,6 +37,21 @@ fn programs() {
     check("explain-refused", &with(&["--strategy", "both.prototxt", "--explain"]));
 }
 
+/// The whole text of sharded programs, whatever the number of ranks.
+#[test]
+fn sharded_programs() {
+    for stage in ["stage-1", "stage-3", "unset"] {
+        for ranks in ["2", "8", "1024"] {
+            let file = format!("sharding-{stage}.prototxt");
+            let args = ["rewrite", "net.fleet", "--ranks", ranks, "--rank", "1", "--strategy"];
+            check(&format!("sharding-{stage}-{ranks}"), &[&args[..], &[&file]].concat());
+        }
+        let file = format!("sharding-{stage}.prototxt");
+        let args = ["rewrite", "net.fleet", "--ranks", "8", "--cost", "--strategy", &file];
+        check(&format!("sharding-{stage}-cost"), &args);
+    }
+}
+
 #[test]
 fn resnet_50_at_1024_ranks() {
     let args = ["rewrite", "model:resnet50", "--ranks", "1024", "--ranks-per-node", "8", "--cost"];

@@ -7,7 +7,7 @@
 
 use fleet_ir::{Op, Program, VarId, VarKind};
 use fleet_ops::{CostCtx, Meta, Registry, Traffic};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// The communication of a program.
@@ -39,6 +39,34 @@ pub fn cost(program: &Program) -> Cost {
         }
     }
     cost
+}
+
+/// Returns the bytes of the gradients that this rank passes to collectives in a step. Sparse rows,
+/// whose number is unknown before the step, are not counted.
+///
+/// ```
+/// use fleet_nn::prelude::*;
+/// use fleet_strategy::{DistributedStrategy, Ranks, cost, minimize};
+/// let net = Net::new();
+/// let loss = net.data("x", [-1, 8], DType::F32).fc(4).mean();
+/// let (mut programs, loss) = (net.build()?, loss.id());
+/// let registry = fleet_ops::Registry::standard();
+/// let strategy = DistributedStrategy::new();
+/// minimize(&mut programs, registry, loss, &Sgd::new(0.1).into(), &strategy, Ranks::new(0, 2))?;
+/// assert_eq!(cost::gradient_bytes(&programs.main), (8 * 4 + 4) * 4);
+/// # Ok::<(), fleet_base::Error>(())
+/// ```
+pub fn gradient_bytes(program: &Program) -> u64 {
+    let mut sent = BTreeSet::new();
+    for block in program.block_ids() {
+        let ops = program.block_ops(block).filter(|(_, op)| op.role.is_backward());
+        for (_, op) in ops.filter(|(_, op)| traffic(program, op).is_some()) {
+            sent.extend(op.all_inputs());
+        }
+    }
+    let dense = sent.into_iter().map(|id| program.var(id)).filter(|var| var.kind == VarKind::Dense);
+    let bytes = |var: &fleet_ir::Var| var.shape.numel().unwrap_or(0) * var.dtype.size();
+    dense.map(|var| bytes(var) as u64).sum()
 }
 
 /// Returns what one rank sends for an op, as its definition states.

@@ -3,7 +3,8 @@
 use crate::world::{
     Network, Trained, assert_close, batch, mlp, parameters, rewritten, services, train,
 };
-use fleet_exec::{ExecOptions, Executor, Scope};
+use fleet_base::Result;
+use fleet_exec::{Device, ExecOptions, Executor, Scope};
 use fleet_ir::Program;
 use fleet_nn::optimizer::Rule;
 use fleet_nn::prelude::*;
@@ -454,6 +455,47 @@ fn memory(optimizer: &OptimizerDesc, strategy: &DistributedStrategy, count: usiz
         Ok(summary.persistable_bytes + summary.arena_bytes)
     });
     ranks.into_iter().map(Result::unwrap).collect()
+}
+
+/// The memory that `fleet rewrite --cost` prints is that of a rank that trains: the plan of the
+/// rewritten program without ranks is the executor's, and the scope has as many bytes.
+#[test]
+fn memory_is_predicted() {
+    let layers = HybridConfig::default().with_mp_degree(2);
+    let strategies = [
+        DistributedStrategy::new(),
+        stage(1),
+        stage(2),
+        stage(3),
+        stage(1).use_gradient_merge(2),
+        DistributedStrategy::new().use_sharding(ShardingConfig::default()),
+        DistributedStrategy::new().with_hybrid_configs(layers),
+    ];
+    for strategy in strategies {
+        local::run(2, |rank, world| {
+            let (programs, plan) = rewritten(deep, &momentum(), &strategy, Ranks::new(rank, 2))?;
+            let (x, y) = batch(0, rank, 2)?;
+            let feeds = [("x", DType::F32, *x.shape()), ("y", DType::F32, *y.shape())];
+            let options = ExecOptions { device: Device::Null, ..ExecOptions::threads(1) };
+            let none = Scope::new();
+            let predicted = Executor::new(options).plan(&programs.main, &none, &feeds, &[])?;
+            let executor = Executor::new(ExecOptions::threads(1));
+            let mut executor = executor.services(services(world, &plan, rank));
+            let mut scope = Scope::new();
+            executor.run(&programs.startup, &mut scope, &[], &[])?;
+            executor.run(&programs.main, &mut scope, &[("x", &x), ("y", &y)], &[])?;
+            assert_eq!(executor.plan(&programs.main, &scope, &feeds, &[])?, predicted);
+            let kept = programs.main.vars().map(|(_, var)| var).filter(|var| var.persistable);
+            let bytes = kept
+                .filter(|var| scope.contains(&var.name))
+                .map(|var| scope.tensor(&var.name).map(|tensor| tensor.as_bytes().len()));
+            let bytes: usize = bytes.sum::<Result<usize>>()?;
+            assert_eq!(bytes, predicted.persistable_bytes, "{}", plan.chain_text());
+            Ok(())
+        })
+        .into_iter()
+        .for_each(|rank| rank.unwrap());
+    }
 }
 
 /// Of a model of 9 segments, a rank holds a quarter, two segments and a parameter.

@@ -177,6 +177,14 @@ fn feeds<'p>(program: &'p Program, args: &StatsArgs) -> Result<Option<Vec<Feed<'
     Ok(Some(feeds))
 }
 
+/// Returns the needs of a rank's program for fed tensors whose unknown dimensions are `batch`.
+pub fn plan_of_rank(program: &Program, batch: i64) -> Result<PlanSummary> {
+    let args = StatsArgs { program: PathBuf::new(), batch: Some(batch), shape: vec![], threads: 1 };
+    let feeds = feeds(program, &args)?.unwrap_or_default();
+    let options = ExecOptions { device: Device::Null, ..ExecOptions::threads(1) };
+    Executor::new(options).plan(program, &Scope::new(), &feeds, &[])
+}
+
 /// Parses `x=32,128`.
 fn parse_shape(given: &str) -> Result<(&str, Shape)> {
     let wrong =

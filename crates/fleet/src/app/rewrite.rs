@@ -5,7 +5,7 @@
 //! is given by name with its numbers, `momentum,lr=0.1,mu=0.9`.
 
 use super::diff::Changes;
-use super::inspect::counted;
+use super::inspect::{counted, plan_of_rank};
 use super::models::Models;
 use super::strategy_file::{load_with_source, print_warnings};
 use crate::exec_options;
@@ -53,8 +53,8 @@ pub struct ProgramArgs {
     /// Optimizer with its parameters
     #[arg(long, value_name = "RULE,KEY=NUMBER,..", default_value = "momentum,lr=0.1,mu=0.9")]
     optimizer: String,
-    /// Samples per rank and step, for the cost model of auto [default: the program's batch size,
-    /// else 32]
+    /// Samples per rank and step, for the cost model of auto and for memory [default: the program's
+    /// batch size, else 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     batch: Option<u32>,
     /// Compute rate of a rank in Gflop/s, for auto [default: 100]
@@ -93,7 +93,8 @@ pub struct RewriteArgs {
     #[arg(long, value_name = "N", default_value_t = 2,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
-    /// Print this rank's communication cost instead of the programs
+    /// Print this rank's communication cost and its memory instead of the programs. Fed tensors
+    /// have --batch in their unknown dimensions
     #[arg(long, conflicts_with = "servers")]
     cost: bool,
     /// Explain which strategies apply and which are rejected, instead of printing the programs
@@ -162,6 +163,8 @@ pub fn rewrite(args: &RewriteArgs, models: &Models, out: &mut Output) -> Result<
     }
     if args.cost {
         print_cost(&programs, &plan, out)?;
+        let batch = args.program_args.batch.map_or(BATCH, i64::from);
+        print_memory(&programs.main, batch, out)?;
     }
     if !args.diff && !args.cost {
         out.text(format!("# startup\n{}\n# main\n{}", programs.startup, programs.main))?;
@@ -303,6 +306,26 @@ fn print_cost(programs: &Programs, plan: &Outcome, out: &mut Output) -> Result<(
     out.text(cost::cost(&programs.startup))?;
     out.line("\ntraining")?;
     out.text(cost::cost(&programs.main))
+}
+
+/// Samples of a step if neither the program nor the user states them.
+const BATCH: i64 = 32;
+
+/// Prints the memory of a step, as the planner computes it.
+fn print_memory(main: &Program, batch: i64, out: &mut Output) -> Result<(), ExitReason> {
+    let plan = match plan_of_rank(main, batch) {
+        Ok(plan) => plan,
+        Err(error) => return out.line(format!("\nmemory: unknown: {error}")),
+    };
+    let bytes = |count: usize| text::bytes(count as u64);
+    let total = plan.persistable_bytes + plan.arena_bytes + plan.scratch_bytes + plan.feed_bytes;
+    let sent = text::bytes(cost::gradient_bytes(main));
+    out.line(format!("\nmemory of this rank, unknown dimensions of fed tensors: {batch}"))?;
+    out.line(format!("  total           {}", bytes(total)))?;
+    out.line(format!("    persistables  {}", bytes(plan.persistable_bytes)))?;
+    out.line(format!("    arena         {} ({sent} of gradients sent)", bytes(plan.arena_bytes)))?;
+    out.line(format!("    scratch       {}", bytes(plan.scratch_bytes)))?;
+    out.line(format!("    fed           {}", bytes(plan.feed_bytes)))
 }
 
 impl ProgramArgs {
