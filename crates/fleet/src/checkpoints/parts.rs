@@ -115,6 +115,18 @@ pub(super) fn rank_folder(path: &Path, rank: usize) -> PathBuf {
     path.join(format!("{RANK_PREFIX}{rank:05}"))
 }
 
+/// Returns the folders of the ranks' parts: all that exist if the number of ranks is not readable.
+pub(super) fn rank_folders(disk: &dyn Disk, path: &Path) -> Result<Vec<PathBuf>> {
+    let head = list_tensors_on(disk, path).and_then(|(_, meta)| CommonMeta::read(path, &meta));
+    if let Ok(head) = head {
+        let ranks = (0..head.ranks).filter(|_| head.ranks > 1);
+        return Ok(ranks.map(|rank| rank_folder(path, rank)).collect());
+    }
+    let names = disk.list(path).map_err(|error| Error::io("list", path, &error))?;
+    let parts = names.iter().filter(|name| name.starts_with(RANK_PREFIX));
+    Ok(parts.map(|name| path.join(name)).collect())
+}
+
 /// The state that one rank reads.
 pub(super) struct Loaded {
     pub tensors: Named,

@@ -277,9 +277,7 @@ fn verify(disk: &dyn Disk, path: &Path) -> Result<VerifyState> {
         return Ok(VerifyState::Unfinished(reason));
     }
     let mut found = find_damage_on(disk, path)?;
-    let names = disk.list(path).map_err(|error| Error::io("list", path, &error))?;
-    let is_part = |name: &&String| name.starts_with(parts::RANK_PREFIX);
-    for folder in names.iter().filter(is_part).map(|name| path.join(name)) {
+    for folder in parts::rank_folders(disk, path)? {
         match find_damage_on(disk, &folder) {
             Ok(mut more) => found.append(&mut more),
             Err(error) => found.push(Damage { file: folder, tensor: None, error }),
@@ -288,8 +286,7 @@ fn verify(disk: &dyn Disk, path: &Path) -> Result<VerifyState> {
     if !found.is_empty() {
         return Ok(VerifyState::Damaged(found));
     }
-    let opened = Parts::open(disk, path);
-    let parts = match opened {
+    let parts = match Parts::open(disk, path) {
         Ok(parts) => parts,
         Err(error) => {
             let damage = Damage { file: path.to_path_buf(), tensor: None, error };

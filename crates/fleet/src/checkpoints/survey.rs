@@ -48,6 +48,7 @@ pub enum Held {
 /// not read: equal values are recognized by their checksums.
 pub(super) fn survey(parts: &Parts) -> (Vec<SavedVar>, Vec<Damage>) {
     let (mut vars, mut faults) = (Vec::new(), Vec::new());
+    // By name, so that variables and faults have a fixed order.
     let mut by_name: BTreeMap<&str, Vec<(usize, SavedTensor<'_>)>> = BTreeMap::new();
     for (rank, part) in parts.ranks.iter().enumerate() {
         for tensor in part.index.tensors() {
@@ -111,9 +112,11 @@ fn own(parts: &Parts, held: &Holders<'_>) -> Result<SavedVar, Box<Damage>> {
             Ok(var(held, *first.shape(), Held::Each(spread)))
         }
         Some(_) => {
-            let lacks = (0..parts.head.ranks).find(|rank| !ranks.contains(rank));
-            let what = "a rank has no value of a variable of which every rank has its own";
-            let error = Error::invalid(what).got(format!("no value on rank {:?}", lacks));
+            let lacks: Vec<usize> =
+                (0..parts.head.ranks).filter(|rank| !ranks.contains(rank)).collect();
+            let error = Error::invalid("not every rank has its own value of the variable")
+                .expected(format!("{} values", parts.head.ranks))
+                .got(format!("none on ranks {lacks:?}"));
             Err(Box::new(fault(&first, error)))
         }
     }
@@ -137,14 +140,18 @@ fn divided(
         let error = Error::invalid("the shape is not that of a part of a variable");
         return wrong(&first, error.got(first.shape()));
     };
+    if division.parts > parts.head.ranks {
+        let error = Error::invalid("a variable has more parts than there are ranks");
+        return wrong(&first, error.expected(parts.head.ranks).got(division.parts));
+    }
     let mut ranks = vec![Vec::new(); division.parts];
     for (rank, tensor) in held {
         let own = division_of(*rank);
         let Some(own) = own.filter(|own| Division { part: division.part, ..*own } == division)
         else {
             let error = Error::invalid("ranks divide a variable in different ways")
-                .expected(format!("{division:?} as on rank {first_rank}"))
-                .got(format!("{own:?} on rank {rank}"));
+                .expected(format!("{} as on rank {first_rank}", division_text(Some(division))))
+                .got(format!("{} on rank {rank}", division_text(division_of(*rank))));
             return wrong(tensor, error);
         };
         ranks[own.part].push(*rank);
@@ -179,6 +186,15 @@ fn check_equal(held: &Holders<'_>) -> Result<(), Box<Damage>> {
     }
 }
 
+fn division_text(division: Option<Division>) -> String {
+    match division {
+        None => "all of it".to_string(),
+        Some(Division { axis, groups, parts, .. }) => {
+            format!("axis {axis}, {groups} blocks, {parts} parts")
+        }
+    }
+}
+
 fn var(held: &Holders<'_>, shape: Shape, how: Held) -> SavedVar {
     let info = held[0].1.info();
     let bytes = held.iter().map(|(_, tensor)| tensor.bytes()).sum();
@@ -192,4 +208,92 @@ fn fault(tensor: &SavedTensor<'_>, error: Error) -> Damage {
 
 fn missing(parts: &Parts, what: String) -> Damage {
     Damage { file: parts.path.clone(), tensor: None, error: Error::invalid(what) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parts::Part;
+    use super::*;
+    use fleet_base::disk::RealDisk;
+    use fleet_format::Meta;
+    use fleet_strategy::LocalVar;
+    use fleet_tensor::Tensor;
+
+    type Ranks<'a> = &'a [(&'a [(&'a str, f32)], &'a [(&'a str, Division)])];
+
+    /// Writes the parts of ranks, each with its variables and the parts that they are. `each` has
+    /// a value of its own on every rank. Returns the variables and the faults.
+    fn check(ranks: Ranks<'_>) -> (Vec<Held>, Vec<String>) {
+        static NUMBER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("fleet-survey-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let tensor = |value: f32| Tensor::from_slice(&[value; 4], [2, 2]).unwrap();
+        let named = |(name, value): &(&str, f32)| (name.to_string(), tensor(*value));
+        for (rank, (vars, divided)) in ranks.iter().enumerate() {
+            let part = Part {
+                place: (rank, ranks.len()),
+                run: "1".into(),
+                job_step: 5,
+                common: if rank == 0 { vec![named(&("common", 1.0))] } else { Vec::new() },
+                own: vars.iter().map(named).collect(),
+                local: vec![LocalVar { name: "each".into(), spread: Spread::Mean }],
+                divided: divided.iter().map(|(name, it)| (name.to_string(), *it)).collect(),
+                meta: Meta::default(),
+            };
+            part.write(&RealDisk::handle(), &path).unwrap();
+        }
+        let (vars, faults) = survey(&Parts::open(&RealDisk, &path).unwrap());
+        std::fs::remove_dir_all(&path).unwrap();
+        let told = faults.into_iter().map(|it| format!("{:?} {}", it.tensor, it.error));
+        (vars.into_iter().map(|var| var.held).collect(), told.collect())
+    }
+
+    fn half(part: usize) -> Division {
+        Division { part, parts: 2, ..Division::along(0) }
+    }
+
+    #[test]
+    fn holders_of_variables_are_found() {
+        let (held, faults) = check(&[
+            (&[("each", 1.0), ("owned", 2.0), ("w", 3.0)], &[("w", half(0))]),
+            (&[("each", 4.0), ("w", 5.0)], &[("w", half(1))]),
+            (&[("each", 4.0), ("owned", 2.0), ("w", 3.0)], &[("w", half(0))]),
+            (&[("each", 4.0), ("w", 5.0)], &[("w", half(1))]),
+        ]);
+        assert!(faults.is_empty(), "{faults:?}");
+        let ranks = vec![vec![0, 2], vec![1, 3]];
+        let parts = Held::Parts { division: half(0), ranks, spread: None };
+        let owned = Held::Owners(vec![0, 2]);
+        assert_eq!(held, [Held::Common, Held::Each(Spread::Mean), owned, parts]);
+    }
+
+    #[test]
+    fn every_variable_is_there_once() {
+        let fault = |ranks: Ranks<'_>, part: &str| {
+            let (_, faults) = check(ranks);
+            assert!(faults.len() == 1 && faults[0].contains(part), "no '{part}' in {faults:?}");
+        };
+        let none: &[(&str, Division)] = &[];
+        let each = ("each", 1.0);
+        fault(&[(&[each], none), (&[], none)], "expected 2 values, got none on ranks [1]");
+        fault(&[(&[], none), (&[], none)], "no rank's part has the variable 'each'");
+        fault(&[(&[each, ("a", 1.0)], none), (&[each, ("a", 2.0)], none)], "copies of a variable");
+        fault(&[(&[each, ("common", 1.0)], none), (&[each], none)], "in that of rank 0");
+        let w: &[(&str, f32)] = &[each, ("w", 1.0)];
+        fault(&[(w, &[("w", half(0))]), (w, &[("w", half(0))])], "2 parts, got no part 1");
+        fault(&[(w, &[("w", half(0))]), (w, none)], "got all of it on rank 1");
+        fault(&[(w, none), (w, &[("w", half(0))])], "rank 0 has all of a variable");
+        let (_, faults) = check(&[(w, &[("w", half(0))]), (&[each], &[("w", half(1))])]);
+        let told = ["rank 1 lacks its part of 'w'", "expected 2 parts, got no part 1"];
+        for (fault, part) in faults.iter().zip(told) {
+            assert!(fault.contains(part), "{fault}");
+        }
+        assert_eq!(faults.len(), 2);
+        let third = Division { part: 2, parts: 3, ..Division::along(0) };
+        fault(&[(w, &[("w", half(0))]), (w, &[("w", third)])], "axis 0, 1 blocks, 3 parts on rank");
+        fault(&[(w, &[("w", third)]), (&[each], none)], "more parts than there are ranks");
+        let fourth = Division { axis: 4, ..half(0) };
+        fault(&[(w, &[("w", fourth)]), (w, none)], "not that of a part of a variable");
+    }
 }
