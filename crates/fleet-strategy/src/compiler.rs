@@ -3,8 +3,7 @@
 
 use crate::decision::{Decision, Outcome};
 use crate::effective::Effective;
-use crate::grid::Grid;
-use crate::job::{Job, OwnUpdates, Rings};
+use crate::job::{Copies, Job, OwnUpdates, Rings};
 use crate::meta::{Facts, Strategy, data_parallel};
 use crate::ranks::{Ranks, RingSpec};
 use crate::rates::Cluster;
@@ -159,6 +158,7 @@ fn new_job<'a>(
         at: ApplyAt { rate, ..ApplyAt::default() },
         update_condition: None,
         rings: Rings::default(),
+        copies: Copies { first: 0, stride: 1, count: ranks.count },
         notes: Vec::new(),
         encoded: Vec::new(),
         merged_tables: Vec::new(),

@@ -35,6 +35,8 @@ pub struct Job<'a> {
     /// blocks with the same condition.
     pub update_condition: Option<VarId>,
     pub rings: Rings,
+    /// The ranks over which gradients are summed.
+    pub copies: Copies,
     /// Notes for the user.
     pub notes: Vec<String>,
     /// Gradients that are sent in another form; `decode` restores them.
@@ -75,6 +77,17 @@ pub struct OwnUpdates {
     pub ops: Vec<OpId>,
     /// Parameters with the gradients that these ops read.
     pub grads: Vec<ParamGrad>,
+}
+
+/// The ranks that train copies of the part of the model that this rank trains, each with other
+/// samples: all ranks of the job, unless they divide the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copies {
+    /// The first of them, as a rank of the job.
+    pub first: usize,
+    /// Distance between two of them.
+    pub stride: usize,
+    pub count: usize,
 }
 
 /// The rings of a job.
@@ -137,11 +150,16 @@ impl Job<'_> {
     /// Adds a ring of ranks of the job that includes this rank, and returns its id.
     pub fn ring(&mut self, label: &str, first: usize, stride: usize, nranks: usize) -> i64 {
         let id = self.rings.count;
-        self.rings.count += 1;
+        self.ring_at(id, label, first, stride, nranks);
+        id
+    }
+
+    /// Like [`Job::ring`], with a number that the caller chooses. Later rings have larger numbers.
+    pub fn ring_at(&mut self, id: i64, label: &str, first: usize, stride: usize, nranks: usize) {
+        self.reserve_rings(id + 1);
         let rank = (self.ranks.rank - first) / stride;
         let label = label.to_string();
         self.rings.own.push(RingSpec { id, label, first, stride, nranks, rank });
-        id
     }
 
     /// Adds the ring of the ranks that differ from this one in their place along `axis` only.
@@ -150,13 +168,8 @@ impl Job<'_> {
         self.ring(label, first, grid.stride(axis), grid.degree(axis))
     }
 
-    /// Returns the number of ranks that train the same part of the model with other samples.
-    pub fn copies(&self) -> usize {
-        self.grid.copies(self.ranks.rank).2
-    }
-
-    /// Makes this ring, which spans all copies, the only one of [`Job::world_rings`].
-    pub fn use_world_ring(&mut self, ring: i64) {
+    /// Makes this ring, which spans all ranks, the only one of [`Job::gradient_rings`].
+    pub fn use_gradient_ring(&mut self, ring: i64) {
         self.rings.gradients = vec![ring];
     }
 
@@ -165,9 +178,9 @@ impl Job<'_> {
         self.rings.count = self.rings.count.max(count);
     }
 
-    /// Returns the rings of the ranks over which gradients are summed, those with a copy of this
-    /// rank's part of the model; creates them on the first call.
-    pub fn world_rings(&mut self) -> Vec<i64> {
+    /// Returns the rings of the ranks that sum gradients, [`Job::copies`]; creates them on the first
+    /// call.
+    pub fn gradient_rings(&mut self) -> Vec<i64> {
         if self.rings.gradients.is_empty() {
             let asked = self.strategy.nccl_comm_num();
             let count = asked.clamp(1, RINGS_MAX);
@@ -176,12 +189,9 @@ impl Job<'_> {
                     .push(format!("nccl_comm_num is {asked}: limited to {count} communicators"));
             }
             for index in 0..count {
-                let (first, stride, copies) = self.grid.copies(self.ranks.rank);
-                let label = match copies == self.ranks.count {
-                    true => format!("all ranks {index}"),
-                    false => format!("copies {index}"),
-                };
-                let ring = self.ring(&label, first, stride, copies);
+                let Copies { first, stride, count } = self.copies;
+                let who = if count == self.ranks.count { "all ranks" } else { "copies" };
+                let ring = self.ring(&format!("{who} {index}"), first, stride, count);
                 self.rings.gradients.push(ring);
             }
         }

@@ -114,7 +114,7 @@ impl Strategy for Amp {
     }
 
     fn encode(&self, job: &mut Job<'_>) -> Result<()> {
-        if job.copies() == 1 || job.at.block != Program::ROOT {
+        if job.copies.count == 1 || job.at.block != Program::ROOT {
             return Ok(());
         }
         let mut removed = Vec::new();

@@ -130,7 +130,7 @@ impl Strategy for Sharding {
             let label = if all == count { "all ranks 0" } else { "copies 0" };
             world = job.ring(label, first, stride, all);
         }
-        job.use_world_ring(world);
+        job.use_gradient_ring(world);
         let merge = Merge::of(job.strategy);
         let (params, owner) = Default::default();
         job.shards = Some(Shards {
@@ -163,7 +163,7 @@ impl Strategy for Sharding {
             shards.segments = segments::cut(job, &shards.params);
             job.notes.push(format!("sharding: {} segments", shards.segments.len()));
         }
-        let world = job.world_rings()[0];
+        let world = job.gradient_rings()[0];
         let mut placed = Vec::new();
         gather_rows(job, world, &mut placed)?;
         let mut calls = 0;
@@ -215,7 +215,7 @@ impl Strategy for Sharding {
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
         let shards = shards(job)?;
-        let (all, world) = (job.copies(), job.world_rings()[0]);
+        let (all, world) = (job.ranks.count, job.gradient_rings()[0]);
         let startup = &mut job.programs.startup;
         if !shards.divides_params {
             let params: Vec<VarId> = startup.parameters().map(|(id, _)| id).collect();

@@ -3,7 +3,7 @@
 
 use super::{Applies, Facts, Named, Strategy, WithServers};
 use crate::effective::Effective;
-use crate::job::Job;
+use crate::job::{Copies, Job};
 use fleet_base::Result;
 use fleet_ir::{Op, OpId, Program};
 use fleet_ops::Emit;
@@ -40,9 +40,9 @@ impl Strategy for SyncBatchNorm {
     }
 
     fn forward(&self, job: &mut Job<'_>) -> Result<()> {
-        let (first, stride, nranks) = job.grid.copies(job.ranks.rank);
+        let Copies { first, stride, count: nranks } = job.copies;
         // Created first, so that ring 0 is always the gradients' ring.
-        job.world_rings();
+        job.gradient_rings();
         let ring = job.ring("batch norm", first, stride, nranks);
         let found = norms(&job.programs.main);
         let main = &mut job.programs.main;
