@@ -430,6 +430,16 @@ impl Program {
         self.drop_vars_unless(|_, used| used);
     }
 
+    /// Keeps only the variables for which `keep` returns true. No op may use the others.
+    pub fn retain_vars(&mut self, keep: impl Fn(VarId, &Var) -> bool) {
+        self.invalidate_fingerprint();
+        let vars = &self.vars;
+        for block in self.blocks.values_mut() {
+            block.vars.retain(|id| keep(*id, &vars[*id]));
+        }
+        self.by_name.retain(|_, id| keep(*id, &vars[*id]));
+    }
+
     fn drop_vars_unless(&mut self, keep: impl Fn(VarId, bool) -> bool) {
         self.invalidate_fingerprint();
         let mut used = HashSet::new();

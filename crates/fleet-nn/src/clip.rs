@@ -39,6 +39,11 @@ pub struct SharedUpdate {
     pub nranks: usize,
     /// The parameters that any rank of the ring updates.
     pub params: Vec<VarId>,
+    /// Parameters that this rank and others update. The others add the squares of their gradients
+    /// to a global norm.
+    pub elsewhere: Vec<VarId>,
+    /// Embedding tables among the parameters whose lookups only other ranks have.
+    pub tables: Vec<VarId>,
 }
 
 /// The ranks that share layers, and have parts of their parameters.
@@ -183,8 +188,10 @@ fn global_scale(
 ) -> Result<VarId> {
     let mut squares = Vec::with_capacity(all.len());
     for param in all {
-        let name = ranks.square_name(emit.program, *param);
-        let call = match grads.iter().find(|it| it.param == *param) {
+        let name = shared.map(|_| format!("{}@SQUARE", emit.program.var_name(*param)));
+        let is_counted = |param: &VarId| shared.is_none_or(|it| !it.elsewhere.contains(param));
+        let own = grads.iter().find(|it| it.param == *param);
+        let call = match own.filter(|it| is_counted(&it.param)) {
             Some(own) => emit.named_op("squared_l2_norm")?.input("X", own.grad),
             // Another rank has this gradient.
             None => {

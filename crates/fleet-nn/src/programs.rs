@@ -24,12 +24,18 @@ pub struct Programs {
     pub startup: Program,
     /// Learning rates that the host computes before each step.
     pub host_rates: Vec<HostRate>,
+    /// The evaluation program, if it is not the forward part of `main`: a stage of a pipeline trains
+    /// on micro-batches and evaluates whole batches.
+    pub test: Option<Program>,
+    /// The evaluation program of the whole model, if `main` has only a part of its ops.
+    pub whole: Option<Program>,
 }
 
 impl Programs {
     /// Returns two empty programs.
     pub fn new() -> Programs {
-        Programs { main: Program::new(), startup: Program::new(), host_rates: Vec::new() }
+        let (main, startup) = (Program::new(), Program::new());
+        Programs { main, startup, host_rates: Vec::new(), test: None, whole: None }
     }
 
     /// Returns the evaluation program: forward ops only, with dropout off and batch norm on moving
@@ -45,7 +51,10 @@ impl Programs {
     /// # Ok::<(), fleet_nn::Error>(())
     /// ```
     pub fn for_test(&self) -> Result<Program> {
-        self.main.clone_for_test()
+        match &self.test {
+            Some(test) => Ok(test.clone()),
+            None => self.main.clone_for_test(),
+        }
     }
 }
 

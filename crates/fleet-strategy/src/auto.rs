@@ -19,9 +19,9 @@ use fleet_base::text;
 use fleet_config::DistributedStrategy;
 use fleet_config::Problem;
 use fleet_config::{Field, Reflect};
-use fleet_ir::Op;
+use fleet_ir::{Op, Program, VarId};
 use fleet_nn::optimizer::{OptimizerDesc, Rule};
-use fleet_ops::{CostCtx, Meta, Registry, meta};
+use fleet_ops::{Cost, CostCtx, Meta, Registry, meta};
 use std::fmt;
 
 /// The backward pass costs twice the forward pass.
@@ -263,7 +263,8 @@ fn gradients(facts: &Facts<'_>, batch: usize) -> Gradients {
     for (_, op) in facts.program.root_ops() {
         if op.spec.attr_index("is_sparse").is_some() && op.attr_bool("is_sparse") {
             sparse.extend(op.input("W"));
-            let rows = op.output("Out").iter().map(|var| sized(facts, *var, batch).bytes() as f64);
+            let rows =
+                op.output("Out").iter().map(|var| sized(facts.program, *var, batch).bytes() as f64);
             all.bytes += rows.sum::<f64>() * facts.ranks.count as f64 / 2.0;
         }
     }
@@ -287,18 +288,9 @@ struct Work {
 
 /// Adds up the ops' own estimates.
 fn work(facts: &Facts<'_>, batch: usize) -> Work {
-    let registry = Registry::standard();
     let mut total = Work::default();
     for (_, op) in facts.program.root_ops() {
-        let Some(def) = registry.find(op.name()) else { continue };
-        let shapes = def.shapes(op, |var| sized(facts, var, batch));
-        let Ok(outputs) = shapes else { continue };
-        let inputs: Vec<Vec<Meta>> = op
-            .inputs
-            .iter()
-            .map(|vars| vars.iter().map(|var| sized(facts, *var, batch)).collect())
-            .collect();
-        let cost = (def.traits.cost)(&CostCtx { op, inputs: &inputs, outputs: &outputs });
+        let Some(cost) = op_cost(facts.program, op, batch) else { continue };
         let (flops, bytes) = (PASSES * cost.flops, PASSES * cost.bytes);
         total.flops += flops;
         total.bytes += bytes;
@@ -309,10 +301,19 @@ fn work(facts: &Facts<'_>, batch: usize) -> Work {
     total
 }
 
+/// Returns an op's own estimate of its work for a batch size, if it has one.
+pub(crate) fn op_cost(program: &Program, op: &Op, batch: usize) -> Option<Cost> {
+    let def = Registry::standard().find(op.name())?;
+    let outputs = def.shapes(op, |var| sized(program, var, batch)).ok()?;
+    let of = |vars: &Vec<VarId>| vars.iter().map(|var| sized(program, *var, batch)).collect();
+    let inputs: Vec<Vec<Meta>> = op.inputs.iter().map(of).collect();
+    Some((def.traits.cost)(&CostCtx { op, inputs: &inputs, outputs: &outputs }))
+}
+
 /// Returns a variable's type and shape, with the batch size in place of the first unknown dimension
 /// and 1 in place of the others.
-fn sized(facts: &Facts<'_>, var: fleet_ir::VarId, batch: usize) -> Meta {
-    let mut meta = meta(facts.program, var);
+fn sized(program: &Program, var: VarId, batch: usize) -> Meta {
+    let mut meta = meta(program, var);
     let mut unknown = meta.shape.dims_mut().iter_mut().filter(|dim| **dim < 0);
     if let Some(first) = unknown.next() {
         *first = batch as i64;

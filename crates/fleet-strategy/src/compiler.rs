@@ -4,6 +4,7 @@
 use crate::decision::{Decision, Outcome};
 use crate::effective::Effective;
 use crate::job::{Copies, Job, OwnUpdates, Rings};
+use crate::meta::pipeline::StageInfo;
 use crate::meta::{Facts, Strategy, data_parallel};
 use crate::ranks::{Ranks, RingSpec};
 use crate::rates::Cluster;
@@ -37,11 +38,8 @@ pub struct Plan {
     pub rings: Vec<RingSpec>,
     /// Notes for the user, such as buckets and checkpoints.
     pub notes: Vec<String>,
-    /// The place of this rank among the ranks with samples of their own, and their number. Ranks
-    /// that share layers have the same samples.
-    pub copy: (usize, usize),
-    /// The main program before its layers were divided, if ranks share them: forward ops only.
-    pub whole: Option<Program>,
+    /// The stage of this rank, in a pipeline.
+    pub stage: Option<StageInfo>,
 }
 
 impl Plan {
@@ -165,8 +163,7 @@ fn new_job<'a>(
         compressed: Vec::new(),
         trains_alone: false,
         shards: None,
-        layers: None,
-        whole: None,
+        pipeline: None,
         updates,
     }
 }
@@ -258,11 +255,7 @@ fn run_phases(mut job: Job<'_>, mut manager: PassManager<'_>, report: &Report<'_
         learning_rate,
         rings: job.rings.own,
         notes: once(job.notes),
-        copy: {
-            let (first, stride, copies) = job.grid.copies(job.ranks.rank);
-            ((job.ranks.rank - first) / stride, copies)
-        },
-        whole: job.whole,
+        stage: job.pipeline.map(|pipeline| pipeline.info),
     })
 }
 

@@ -2,6 +2,7 @@
 
 use crate::effective::Effective;
 use crate::grid::{Axis, Grid};
+use crate::meta::pipeline::Pipeline;
 use crate::owners::Shards;
 use crate::ranks::{Ranks, RingSpec};
 use fleet_base::{Error, Result};
@@ -50,10 +51,8 @@ pub struct Job<'a> {
     pub trains_alone: bool,
     /// The division of parameters among ranks, under sharding.
     pub shards: Option<Shards>,
-    /// The ranks that share this rank's layers, under tensor parallelism.
-    pub layers: Option<Layers>,
-    /// The main program before layers were divided.
-    pub whole: Option<Program>,
+    /// The pipeline of which this rank is a stage.
+    pub pipeline: Option<Pipeline>,
     /// The updates that the program had, until they are put back.
     pub updates: Option<OwnUpdates>,
 }

@@ -34,6 +34,7 @@ pub use grid::{Axis, Grid};
 pub use local_state::{LocalVar, local_state};
 pub use meta::StrategyId;
 pub use meta::amp::{BAD_STEPS, GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS};
+pub use meta::pipeline::StageInfo;
 pub use meta::recompute::recompute_candidates;
 pub use meta::segments::{RECEIVED, undivided};
 pub use options::build_options;

@@ -148,7 +148,7 @@ message! {
 
     /// Pipeline parallelism: the stages of a program process several micro-batches at once.
     PipelineConfig = "PipelineConfig" {
-        /// Samples in a micro-batch.
+        /// Samples in a micro-batch. If it is not assigned, it follows from the batch that is fed.
         micro_batch_size(1): optional int32 = 1,
             allowed [AT_LEAST_1, COUNT, "the batch size divided by accumulate_steps"];
         /// Micro-batches in a batch; the update uses the mean of their gradients.
@@ -167,9 +167,15 @@ message! {
                 "1F1B, which needs less memory"
             ];
         /// Negotiates the shapes of tensors between stages only once.
-        p2p_cache_shape(4): optional bool = true;
+        p2p_cache_shape(4): optional bool = true, ignored "shapes are known before the first step";
         /// Each tensor-parallel worker sends only a part.
-        enable_partial_send_recv(5): optional bool = true;
+        enable_partial_send_recv(5): optional bool = true,
+            ignored "a worker sends whole values to the next stage";
+        /// Parts of the program on each stage (interleaved schedule): stage s of S runs the parts s,
+        /// S + s, 2 S + s ... This shortens the time in which stages wait, and sends more. 1 if it is
+        /// not assigned and labels do not name more parts than there are stages. This is Fleet's
+        /// own field, unknown to other readers of the message.
+        virtual_stages(1001): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
     }
 
     /// Sharding: parameters, gradients and optimizer state are divided among the workers of a

@@ -14,11 +14,10 @@ message! {
             ];
         /// Workers that share a layer (tensor parallelism).
         mp_degree(2): optional int32 = 1,
-            allowed [AT_LEAST_1, COUNT, "1"];
-        /// Stages of a pipeline.
-        pp_degree(3): optional int32 = 1,
             allowed [AT_LEAST_1, COUNT, "1"],
-            refused "every rank runs the whole program";
+            refused "layers are not divided among ranks";
+        /// Stages of a pipeline; more than 1 turns `pipeline` on.
+        pp_degree(3): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
         /// Workers that share one copy of the state.
         sharding_degree(4): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
         /// Workers that share a sequence.
@@ -29,7 +28,8 @@ message! {
         mp_configs(6): optional message(MpConfig),
             ignored "whole parameters are the same on workers that share layers";
         /// Settings of the pipeline.
-        pp_configs(7): optional message(PpConfig), ignored "pipelines are not supported";
+        pp_configs(7): optional message(PpConfig),
+            ignored "transfers always overlap compute, and `fleet trace` measures times";
         /// Settings of sharding.
         sharding_configs(8): optional message(DygraphShardingConfig), ignored "nothing is sharded";
         /// The axes of the grid, outermost first; `dp`, `pp`, `sharding`, `sep`, `mp` if none is

@@ -49,9 +49,9 @@ message! {
         lars(7): optional bool = false;
         /// Replaces an Adam optimizer by LAMB (`lamb_configs`).
         lamb(8): optional bool = false;
-        /// Cuts the program into stages at its device labels (`pipeline_configs`).
-        pipeline(9): optional bool = false,
-            refused "every rank runs the whole program; gradient_merge makes the same updates";
+        /// Workers run consecutive stages of the program, cut at its device labels or by cost
+        /// (`pipeline_configs`).
+        pipeline(9): optional bool = false;
         /// Reserved for elastic jobs.
         elastic(10): optional bool = false,
             ignored "`fleetrun --nnodes MIN:MAX` starts an elastic job";
@@ -165,8 +165,7 @@ message! {
         /// Settings of gradient compression.
         dgc_configs(105): optional message(DgcConfig);
         /// Settings of the pipeline.
-        pipeline_configs(106): optional message(PipelineConfig),
-            refused "every rank runs the whole program";
+        pipeline_configs(106): optional message(PipelineConfig);
         /// How workers and servers exchange gradients and parameters.
         a_sync_configs(107): optional message(AsyncConfig), only Servers "the job has no servers";
         /// Settings of LARS.

@@ -82,9 +82,9 @@ impl Lifetimes {
     /// that lane may lag behind. A variable that the lane writes and compute then uses is left
     /// out: that use has waited for the lane.
     ///
-    /// A sum that only its root needs is left out, because it is meant to free memory early: its
-    /// variables live until the lane's next calls begin, so that compute waits for at most one
-    /// earlier sum. Offload lanes are left out for the same reason.
+    /// Sends, and sums that only their root needs, are meant to free memory early: their variables
+    /// live until the lane's next calls begin, so that compute waits for at most one earlier call.
+    /// Offload lanes are left out for the same reason.
     fn extend_for_rings(&mut self, inferred: &Inferred<'_>) {
         let end = inferred.flat.len();
         // The first position at which each lane of a ring has later calls.
@@ -109,14 +109,14 @@ impl Lifetimes {
                     let op = inferred.program.op(*id);
                     extend.extend(op.all_inputs().chain(op.all_outputs()));
                     writes.extend(op.all_outputs());
-                    is_freed = !def.traits.owned.is_empty();
+                    is_freed = def.traits.frees_early;
                 }
             }
             for var in extend {
                 let Some(life) = self.0.get_mut(var) else { continue };
                 life.last = match life.last > at {
                     true if writes.contains(&var) => life.last,
-                    false if is_freed => later,
+                    _ if is_freed => life.last.max(later),
                     _ => end,
                 };
             }

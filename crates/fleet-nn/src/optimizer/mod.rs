@@ -441,7 +441,8 @@ impl OptimizerDesc {
         params_grads: &[ParamGrad],
         at: &ApplyAt,
     ) -> Result<VarId> {
-        let is_table = self.tables(&programs.main);
+        let mut is_table = self.tables(&programs.main);
+        is_table.extend(at.shared.iter().flat_map(|shared| &shared.tables));
         let (tables, rest): (Vec<ParamGrad>, Vec<ParamGrad>) =
             params_grads.iter().partition(|(param, _)| is_table.contains(param));
         if let Some(rows) = &self.rows {

@@ -13,9 +13,7 @@ pub mod dgc;
 pub mod gather;
 pub mod identity;
 pub mod reduce;
-pub mod same_batch;
-pub(crate) mod send_recv;
-pub mod sum_parts;
+pub mod send_recv;
 
 use crate::prelude::*;
 use crate::{Lane, Ring};

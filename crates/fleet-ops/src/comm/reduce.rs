@@ -91,6 +91,7 @@ pub static REDUCE_SUM: OpDef = OpDef {
         elementwise: true,
         traffic: |c| Some(Traffic::shares(c.input_bytes("X"), c.ranks())),
         owned: &["Out"],
+        frees_early: true,
         ..TRAITS
     },
 };

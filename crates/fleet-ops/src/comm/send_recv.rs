@@ -1,10 +1,13 @@
 //! `send_v2` and `recv_v2`: send one tensor from one rank of a ring to another. The receiver
-//! declares its shape and type.
+//! declares its shape and type. A dimension of `-k` in its shape stands for k times the rows of a
+//! micro-batch: those of `Rows`, divided by `micro_batches`.
 
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, rank_attr};
 use crate::prelude::*;
 use crate::rules::check_row_major;
+use crate::tensor::micro_batch::micro_rows;
 
+/// The op `send_v2`.
 pub static SEND: OpDef = OpDef {
     spec: OpSpec {
         name: "send_v2",
@@ -22,14 +25,16 @@ pub static SEND: OpDef = OpDef {
     },
     traits: OpTraits {
         traffic: |c| Some(Traffic { calls: 1, messages: 1.0, bytes: c.input_bytes("X") }),
+        frees_early: true,
         ..TRAITS
     },
 };
 
+/// The op `recv_v2`.
 pub static RECV: OpDef = OpDef {
     spec: OpSpec {
         name: "recv_v2",
-        inputs: &[],
+        inputs: &[optional("Rows")],
         outputs: &[one("Out")],
         attrs: &[
             RING_ID,
@@ -39,11 +44,12 @@ pub static RECV: OpDef = OpDef {
             required("peer", AttrKind::Int),
             required("out_shape", AttrKind::Ints),
             required("dtype", AttrKind::DType),
+            attr("micro_batches", Int(1)),
         ],
     },
     infer: |i| {
         rank_attr(i, "peer")?;
-        let shape = Shape::new(i.op.attr_ints("out_shape"))?;
+        let shape = received_shape(i)?;
         i.set("Out", i.op.attr_dtype("dtype"), shape);
         Ok(())
     },
@@ -54,8 +60,20 @@ pub static RECV: OpDef = OpDef {
         let (label, peer) = (pair_label(p.op), p.op.attr_usize("peer"));
         Ok(Kernel::new(move |k| ring.recv(&label, peer, k.out(0).into_bytes())))
     },
-    traits: TRAITS,
+    traits: OpTraits { shape_only: &["Rows"], ..TRAITS },
 };
+
+/// Returns the declared shape, with the multiples of rows replaced by numbers if the rows are known.
+fn received_shape(i: &InferCtx<'_>) -> Result<Shape> {
+    let mut dims = i.op.attr_ints("out_shape").to_vec();
+    let Some(rows_of) = i.inputs("Rows").first() else { return Shape::new(&dims) };
+    let total = rows_of.shape.first().copied().unwrap_or(1);
+    let rows = micro_rows(total, i.op.attr_int("micro_batches"))?;
+    for dim in dims.iter_mut().filter(|dim| **dim < 0) {
+        *dim = if rows < 0 { -1 } else { dim.saturating_neg().saturating_mul(rows) };
+    }
+    Shape::new(&dims)
+}
 
 /// Returns the label shared by `send_v2` and `recv_v2`, because a ring compares the labels of a
 /// pair.

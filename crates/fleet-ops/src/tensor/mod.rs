@@ -7,6 +7,7 @@ pub(crate) mod expand;
 pub mod fill;
 pub(crate) mod flip;
 pub(crate) mod gather;
+pub mod micro_batch;
 pub mod nonzero_rows;
 pub(crate) mod one_hot;
 pub(crate) mod pad;

@@ -165,8 +165,7 @@ pub(crate) fn unscale(job: &mut Job<'_>, grads: &[VarId]) -> Result<Option<VarId
         false => None,
     };
     let skipped = counter(SKIPPED_STEPS)?;
-    let owners = job.shards.as_ref().map(|shards| (shards.ring, shards.count(), false));
-    let layers = job.layers.map(|layers| (layers.ring, layers.parts, true));
+    let shared = job.at.shared.clone();
     let mut emit = job.emit(OpRole::OPTIMIZE);
     let mut found = emit
         .op(&check_finite_and_unscale::DEF)
@@ -175,9 +174,8 @@ pub(crate) fn unscale(job: &mut Job<'_>, grads: &[VarId]) -> Result<Option<VarId
         .outputs("Out", grads)
         .named("find_infinite_scale.tmp")
         .one("FoundInfinite")?;
-    let rings: Vec<(i64, usize, bool)> = owners.into_iter().chain(layers).collect();
-    if !rings.is_empty() {
-        found = any_rank(&mut emit, &rings, found)?;
+    if let Some(shared) = &shared {
+        found = any_of_owners(&mut emit, shared, found)?;
     }
     if let Some((good, bad)) = counters {
         emit.op(&update_loss_scaling::DEF)

@@ -10,7 +10,7 @@
 //!   across their leaders, and broadcast within groups. With `sync_nccl_allreduce` assigned true,
 //!   all of this runs in the compute lane, without overlap.
 
-use super::{Applies, Facts, Strategy, trains_alone};
+use super::{Applies, Facts, Strategy, pipeline, trains_alone};
 use crate::buckets::{self, Item};
 use crate::effective::Effective;
 use crate::job::{Copies, Job, prepend};
@@ -66,24 +66,25 @@ impl Strategy for DataParallel {
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
-        let (asked, count) = (strategy.hybrid_configs().dp_degree(), facts.ranks.count);
-        let grid = match Grid::of(strategy, count) {
-            Ok(grid) if facts.servers.is_none() || grid.degree(Axis::Data) == count => grid,
-            _ if asked > 0 && asked as usize != count && !strategy.sharding() => {
-                let field = "hybrid_configs.dp_degree".to_string();
-                let ranks = if facts.servers.is_some() { "workers trains" } else { "ranks holds" };
-                let each = format!("each of the {count} {ranks} a copy of the model");
-                return Applies::Refused(field.clone(), format!("{field} is {asked}, but {each}"));
-            }
-            // The strategy with the wrong degree reports it.
-            _ => Grid::new([1, 1, 1, count]),
-        };
-        match grid.copies(facts.ranks.rank).2 {
-            1 if count > 1 => Applies::Idle("the ranks share one copy of the model".into()),
+        let (copies, count) = (strategy.hybrid_configs().dp_degree(), facts.ranks.count);
+        let is_pipeline = pipeline::is_on(strategy);
+        if copies > 0 && copies as usize != count && !strategy.sharding() && !is_pipeline {
+            let field = "hybrid_configs.dp_degree".to_string();
+            let ranks = if facts.servers.is_some() { "workers trains" } else { "ranks holds" };
+            let each = format!("each of the {count} {ranks} a copy of the model");
+            return Applies::Refused(field.clone(), format!("{field} is {copies}, but {each}"));
+        }
+        match count {
             1 => Applies::Idle("one rank: nothing to send".into()),
             _ if strategy.sharding() => {
                 Applies::Idle("sharding sends gradients to the owners of parameters".into())
             }
+            _ if is_pipeline => match pipeline::copies(strategy, facts) {
+                1 => Applies::Idle("one pipeline: each parameter is on one rank".into()),
+                copies => Applies::Yes(format!(
+                    "{copies} pipelines: gradients are summed over the ranks of equal stages"
+                )),
+            },
             ranks if trains_alone(strategy) => Applies::Yes(format!(
                 "{ranks} ranks start with equal parameters and train alone, so no gradient is \
                      sent"
@@ -96,7 +97,8 @@ impl Strategy for DataParallel {
     }
 
     fn backward(&self, job: &mut Job<'_>) -> Result<()> {
-        match job.trains_alone {
+        // A pipeline scales the gradient before it repeats the backward pass.
+        match job.trains_alone || job.pipeline.is_some() {
             true => Ok(()),
             false => scale_loss_gradient(job),
         }

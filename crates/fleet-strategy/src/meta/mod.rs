@@ -5,8 +5,8 @@
 //!
 //! | phase | result | strategies |
 //! | --- | --- | --- |
-//! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule; sharding, layers: rings |
-//! | `forward` | the forward pass | AMP, synchronous batch norm; tensor parallelism: parts |
+//! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule; sharding, pipeline: rings |
+//! | `forward` | the forward pass | AMP, synchronous batch norm |
 //! | (the backward pass is appended) | | |
 //! | `backward` | gradients, `job.grads` | recompute; data parallel scales the loss |
 //! | `merge` | gradients of this rank and step | gradient merge: continues in conditional blocks |
@@ -19,6 +19,9 @@
 //! | `startup` | initial parameters | data parallel: broadcasts; LocalSGD: snapshots |
 //!
 //! Sharding takes the place of data parallel. In `finish`, it broadcasts the updated parameters.
+//!
+//! Pipeline labels forward ops with their parts (`forward`) and cuts and repeats the passes
+//! (`backward`). The phases after that see the merged gradients of this stage's parameters.
 //!
 //! Phases call [`STRATEGIES`] from the last (innermost) to the first (outermost), but `startup`
 //! from the first to the last.
@@ -33,6 +36,7 @@ pub(crate) mod lamb;
 pub(crate) mod lars;
 pub(crate) mod local_sgd;
 mod offload;
+pub(crate) mod pipeline;
 pub(crate) mod recompute;
 pub(crate) mod segments;
 pub(crate) mod sharding;
@@ -114,13 +118,15 @@ macro_rules! strategies {
 
 // Each with its name in documents, the field that switches it on (if any), and its kind.
 // Outermost first: the order in which the chain is printed. It matters for these pairs.
-// fp16_allreduce is inside data parallel and sharding, so that casts precede sums. Gradient merge
+// Pipeline is outside of all that change the passes, since it cuts and repeats
+// them. fp16_allreduce is inside data parallel and sharding, so that casts precede sums. Gradient merge
 // is inside all of them, so that the merged gradient is sent. AMP is outside of recompute, and its
 // `forward` precedes recompute's `backward`, so that the rewritten forward pass is recomputed.
 // Tensor parallelism is innermost: its ring has the first number, and AMP casts the parts.
 strategies! {
     RawProgram = "RawProgram", Keeps: data_parallel::DataParallel;
     Sharding = "Sharding" (sharding), Keeps: sharding::Sharding;
+    Pipeline = "Pipeline" (pipeline), Keeps: pipeline::PipelineParallel;
     Fp16AllReduce = "FP16AllReduce" (fp16_allreduce), Changes: fp16_allreduce::Fp16AllReduce;
     GradientMerge = "GradientMerge" (gradient_merge), Changes: gradient_merge::GradientMerge;
     LocalSgd = "LocalSGD" (localsgd), Changes: local_sgd::LocalSgd;

@@ -183,6 +183,8 @@ impl Strategy for Sharding {
             ring: shards.ring,
             nranks: shards.count(),
             params: shards.params.clone(),
+            elsewhere: Vec::new(),
+            tables: Vec::new(),
         });
         job.shards = Some(shards);
         Ok(())
@@ -385,4 +387,22 @@ fn keep_own(job: &mut Job<'_>, shards: &Shards) {
     job.grads = own;
     let moved = |it: Encoded| Some(Encoded { index: new_index[it.index]?, ..it });
     job.encoded = std::mem::take(&mut job.encoded).into_iter().filter_map(moved).collect();
+}
+
+/// Emits whether a condition is true on any of the ranks that together update all parameters.
+pub(super) fn any_of_owners(
+    emit: &mut Emit<'_>,
+    shared: &SharedUpdate,
+    condition: VarId,
+) -> Result<VarId> {
+    let cast = |emit: &mut Emit<'_>, from: VarId, to: DType| {
+        // Named, because the variables of collectives must have the same names on all ranks.
+        let call = emit.op(&cast::DEF).input("X", from).attr("out_dtype", to);
+        call.named("found_infinite.tmp").one("Out")
+    };
+    let number = cast(emit, condition, DType::I32)?;
+    let call = emit.op(&reduce::ALL_MAX).input("X", number).output("Out", number);
+    let call = call.attr("ring_id", shared.ring).attr("nranks", shared.nranks);
+    call.attr("label", "gradients are finite").done()?;
+    cast(emit, number, DType::Bool)
 }

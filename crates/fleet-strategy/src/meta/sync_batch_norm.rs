@@ -1,7 +1,7 @@
 //! Synchronous batch norm: computes statistics over the whole batch of all ranks. `batch_norm` ops
 //! become `sync_batch_norm`, on their own ring.
 
-use super::{Applies, Facts, Named, Strategy, WithServers};
+use super::{Applies, Facts, Named, Strategy, WithServers, pipeline};
 use crate::effective::Effective;
 use crate::job::{Copies, Job};
 use fleet_base::Result;
@@ -21,10 +21,7 @@ impl Strategy for SyncBatchNorm {
         let program = facts.program;
         let all = program.block_ids().flat_map(|block| program.block_ops(block));
         let in_branches = all.filter(|(_, op)| measures(op)).count() - count;
-        match (facts.copies(strategy), count) {
-            (1, _) if facts.ranks.count > 1 => {
-                Applies::Idle("one copy of the model: its batch is the whole batch".into())
-            }
+        match (pipeline::copies(strategy, facts), count) {
             (1, _) => Applies::Idle("one rank: its batch is the whole batch".into()),
             _ if in_branches > 0 => Applies::Refused(
                 self.switch().into(),
@@ -41,6 +38,9 @@ impl Strategy for SyncBatchNorm {
 
     fn forward(&self, job: &mut Job<'_>) -> Result<()> {
         let Copies { first, stride, count: nranks } = job.copies;
+        if nranks == 1 {
+            return Ok(());
+        }
         // Created first, so that ring 0 is always the gradients' ring.
         job.gradient_rings();
         let ring = job.ring("batch norm", first, stride, nranks);

@@ -11,6 +11,7 @@ mod descriptors;
 mod effects;
 mod local;
 mod numbers;
+mod pipeline;
 mod programs;
 mod regions;
 mod rules;

@@ -119,8 +119,11 @@ pub fn train_rank(
     let mut scope = Scope::new();
     executor.run(&programs.startup, &mut scope, &[], &[])?;
     let mut fetched = Vec::new();
+    // All stages of a pipeline are fed the same samples.
+    let whole = (ranks.rank, ranks.count);
+    let (part, parts) = plan.stage.as_ref().map_or(whole, |stage| (stage.copy, stage.copies));
     for step in 0..steps {
-        let (x, y) = batch(step, ranks.rank, ranks.count)?;
+        let (x, y) = batch(step, part, parts)?;
         let out = executor.run(&programs.main, &mut scope, &[("x", &x), ("y", &y)], fetch)?;
         fetched.push(out.iter().flat_map(numbers).collect());
     }

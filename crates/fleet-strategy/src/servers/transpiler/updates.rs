@@ -184,7 +184,7 @@ impl Updates {
     }
 
     fn remove(&self, programs: &mut Programs) -> Result<()> {
-        let Programs { main, startup, host_rates } = programs;
+        let Programs { main, startup, host_rates, .. } = programs;
         let updates: HashSet<OpId> = self.all.iter().map(|update| update.op).collect();
         let is_gone =
             |id: OpId, op: &Op| updates.contains(&id) || op.role.base() == OpRole::LR_SCHED;
