@@ -94,6 +94,11 @@ impl Arg {
         }
     }
 
+    /// Returns whether the op uses only the shape of this input.
+    pub fn is_hidden(&self) -> bool {
+        self.is_hidden
+    }
+
     /// Sets the addresses of the values, and of the count and the row numbers of sparse rows.
     pub fn bind(&mut self, values: *mut u8, rows: Option<(*mut u64, *mut i64)>) {
         self.address = values;

@@ -33,11 +33,15 @@ impl Access {
         let (reads, writes) = match &step.kind {
             StepKind::JumpUnless { condition, .. } => (vec![*condition], Vec::new()),
             StepKind::Run(instr) => {
-                let list = |places: &[(usize, Option<usize>)]| {
-                    let both = places.iter().flat_map(|(values, rows)| [Some(*values), *rows]);
-                    both.flatten().collect()
+                // An input of which only the shape is used may have left its memory to others.
+                let args = instr.args.args().iter().zip(&instr.arg_places);
+                let used = args.map(|(arg, places)| (!arg.is_hidden()).then_some(*places));
+                let used: Vec<_> = used.collect();
+                let list = |places: &[Option<(usize, Option<usize>)>]| {
+                    let used = places.iter().flatten();
+                    used.flat_map(|(values, rows)| [Some(*values), *rows]).flatten().collect()
                 };
-                let (inputs, outputs) = instr.arg_places.split_at(instr.args.input_count());
+                let (inputs, outputs) = used.split_at(instr.args.input_count());
                 (list(inputs), list(outputs))
             }
         };

@@ -8,6 +8,8 @@
 //! shape of its result. Random ops draw the same numbers again, because these are functions of
 //! seed, stream and step. Results are bit-identical.
 //!
+//! In a pipeline, segments end at the borders of stages, too.
+//!
 //! With `enable_offload`, checkpoints are stored in a file between the passes (see `offload.rs`).
 //!
 //! Without checkpoints, the pass chooses its own from the positions at which only one value is
@@ -68,7 +70,10 @@ impl Strategy for Recompute {
             true => choose(main, &forward),
             false => names.iter().map(|name| main.var_named(name)).collect::<Result<_>>()?,
         };
-        let segments = cut(main, &forward, &checkpoints);
+        let mut segments = cut(main, &forward, &checkpoints);
+        if job.pipeline.is_some() {
+            cut_at_stages(main, &forward, &mut segments);
+        }
         let replayed = replay(main, job.registry, &forward, &segments, &checkpoints)?;
         if job.strategy.recompute_configs().enable_offload() {
             let count = offload::apply(main, job.registry, &checkpoints)?;
@@ -99,6 +104,18 @@ fn cut(main: &Program, forward: &[OpId], checkpoints: &[VarId]) -> HashMap<OpId,
         }
     }
     segment_of
+}
+
+/// Makes the ops of each stage of a pipeline segments of their own, so that what stages send is kept,
+/// and each recomputes its own values.
+fn cut_at_stages(main: &Program, forward: &[OpId], segment_of: &mut HashMap<OpId, usize>) {
+    let mut numbers: HashMap<(usize, Option<&str>), usize> = HashMap::new();
+    for id in forward {
+        let Some(segment) = segment_of.get_mut(id) else { continue };
+        let next = numbers.len();
+        let key = (*segment, main.op(*id).device.as_deref());
+        *segment = *numbers.entry(key).or_insert(next);
+    }
 }
 
 /// Inserts the second run of each segment before its first user; returns the number of recomputed

@@ -152,10 +152,154 @@ fn pipelines_compute_the_bits_of_gradient_merge() {
 #[test]
 fn print_programs() {
     for rank in 0..2 {
-        let (programs, plan) =
-            rewritten(two, &momentum(), &plain(2, "1F1B"), Ranks::new(rank, 2)).unwrap();
+        let configs = configs(2, "1F1B").with_virtual_stages(2);
+        let strategy = with("amp+recompute").use_pipeline(configs);
+        let (programs, _) = rewritten(four, &momentum(), &strategy, Ranks::new(rank, 2)).unwrap();
         println!("{}", ops(&programs.main).join("\n"));
-        println!("{}", programs.startup);
-        println!("{:#?}", plan.notes);
+        println!("----");
     }
+    for name in ["amp+recompute"] {
+        let configs = configs(2, "1F1B").with_virtual_stages(2);
+        let strategy = with(name).use_pipeline(configs);
+        let outcomes = fleet_testkit::local::run(2, |rank, world| {
+            let ranks = Ranks::new(rank, 2);
+            let options = ExecOptions::threads(1);
+            crate::world::train_rank(options, four, &momentum(), &strategy, ranks, world, 1, &[])
+        });
+        for outcome in outcomes {
+            println!("{name} {:?}", outcome.err());
+        }
+    }
+}
+
+/// Every optimizer, each with a clip, a decay, or none.
+fn optimizers() -> Vec<(&'static str, OptimizerDesc)> {
+    let decay = Regularizer::L2(0.01);
+    vec![
+        ("sgd", Sgd::new(0.1).grad_clip(GradClip::GlobalNorm(0.1)).into()),
+        ("momentum", Momentum::new(0.1, 0.9).weight_decay(decay).into()),
+        ("nesterov", Momentum::new(0.1, 0.9).use_nesterov(true).into()),
+        ("adam", Adam::new(0.01).grad_clip(GradClip::GlobalNorm(0.1)).into()),
+        ("adamw", AdamW::new(0.01).grad_clip(GradClip::Norm(0.1)).into()),
+        ("adamax", Adamax::new(0.01).weight_decay(Regularizer::L1(0.01)).into()),
+        ("adagrad", Adagrad::new(0.01).grad_clip(GradClip::value(0.01)).into()),
+        ("adadelta", Adadelta::new(0.1).grad_clip(GradClip::GlobalNorm(0.1)).into()),
+        ("rmsprop", RmsProp::new(0.01).into()),
+        ("lars", LarsMomentum::new(0.1, 0.9).grad_clip(GradClip::GlobalNorm(0.1)).into()),
+        ("lamb", Lamb::new(0.01).weight_decay(decay).into()),
+    ]
+}
+
+/// The strategies that a pipeline can be combined with.
+fn with(name: &str) -> DistributedStrategy {
+    let strategy = DistributedStrategy::new();
+    let amp = AmpConfig::default().with_init_loss_scaling(256.0);
+    match name {
+        "plain" => strategy,
+        "amp" => strategy.use_amp(amp),
+        "constant" => strategy.use_amp(amp.with_use_dynamic_loss_scaling(false)),
+        "bf16" => strategy.use_amp(amp.with_use_pure_bf16(true)),
+        // At all borders of stages, so that one rank recomputes the same ops.
+        "recompute" => strategy.use_recompute((0..5).map(|layer| format!("fc_{layer}.tmp_2"))),
+        "amp+recompute" => with("recompute").use_amp(amp),
+        "fp16" => strategy.with_fp16_allreduce(true),
+        "lars" => strategy.use_lars(LarsConfig::default().with_lars_coeff(0.1)),
+        "lamb" => strategy.use_lamb(LambConfig::default()),
+        other => panic!("no strategy {other}"),
+    }
+}
+
+const ALL_STRATEGIES: [&str; 8] =
+    ["plain", "amp", "constant", "bf16", "recompute", "amp+recompute", "fp16", "lars"];
+
+/// Pipelines of 2, 3 and 4 stages compute the bits of one rank that runs all stages.
+fn check_bits(what: &str, optimizer: &OptimizerDesc, strategy: &DistributedStrategy) {
+    for micros in [2, 4] {
+        let one = pipelined(strategy.clone(), micros, "1F1B");
+        let one = union(&train(layers, optimizer, &one, 1, STEPS, &[]));
+        for (stages, schedule) in [(2, "1F1B"), (3, "F-then-B"), (4, "1F1B")] {
+            let what = format!("{what}, {stages} stages, {micros} micro-batches, {schedule}");
+            let strategy = pipelined(strategy.clone(), micros, schedule);
+            let ranks = train(network(stages), optimizer, &strategy, stages, STEPS, &[]);
+            same(&what, &ranks, &one);
+            let most = |it: &Trained| it.kept.keys().filter(|it| it.ends_with(".w_0")).count();
+            assert!(ranks.iter().all(|rank| most(rank) < 6), "{what}: each has its parameters");
+        }
+    }
+}
+
+#[test]
+fn every_optimizer_computes_the_same_bits() {
+    for (name, optimizer) in optimizers() {
+        for strategy in ["plain", "amp"] {
+            check_bits(&format!("{name}, {strategy}"), &optimizer, &with(strategy));
+        }
+    }
+}
+
+#[test]
+fn every_strategy_computes_the_same_bits() {
+    let clipped: OptimizerDesc =
+        Momentum::new(0.1, 0.9).grad_clip(GradClip::GlobalNorm(0.1)).into();
+    for name in ALL_STRATEGIES {
+        check_bits(name, &clipped, &with(name));
+    }
+    let adam = Adam::new(0.01).grad_clip(GradClip::GlobalNorm(0.1)).into();
+    check_bits("lamb", &adam, &with("lamb"));
+    let schedule = LrSchedule::step(0.1, 2);
+    check_bits("schedule", &Sgd::new(schedule).into(), &with("amp"));
+}
+
+/// One rank with micro-batches merges gradients; what a step skips under mixed precision too.
+#[test]
+fn one_rank_computes_the_bits_of_gradient_merge() {
+    for (name, optimizer) in optimizers() {
+        for strategy in ["plain", "bf16", "recompute"] {
+            let expected = merged(layers, &optimizer, &with(strategy), 4);
+            let one = pipelined(with(strategy), 4, "1F1B");
+            let ranks = train(layers, &optimizer, &one, 1, STEPS, &[]);
+            same(&format!("{name}, {strategy}"), &ranks, &expected);
+        }
+    }
+}
+
+#[test]
+fn virtual_stages_compute_the_same_bits() {
+    let optimizer: OptimizerDesc = Adam::new(0.01).grad_clip(GradClip::GlobalNorm(0.1)).into();
+    for (stages, parts, micros) in [(2, 4, 2), (2, 4, 4), (2, 6, 4), (3, 6, 3), (2, 6, 2)] {
+        for schedule in SCHEDULES {
+            for strategy in ["plain", "amp+recompute"] {
+                let what = format!("{parts} parts on {stages} stages, {micros}, {schedule}");
+                eprintln!("{what} {strategy}");
+                let one = pipelined(with(strategy), micros, "1F1B");
+                let one = union(&train(layers, &optimizer, &one, 1, STEPS, &[]));
+                let configs = configs(micros, schedule).with_virtual_stages(parts / stages);
+                let strategy = with(strategy).use_pipeline(configs);
+                let labelled = network(parts as usize);
+                let ranks = train(labelled, &optimizer, &strategy, stages as usize, STEPS, &[]);
+                same(&what, &ranks, &one);
+                let ranks = train(layers, &optimizer, &strategy, stages as usize, STEPS, &[]);
+                same(&format!("{what}, cut by cost"), &ranks, &one);
+            }
+        }
+    }
+}
+
+/// Pipelines with copies sum the merged gradients, as data parallel ranks with gradient merge do.
+#[test]
+fn pipelines_of_several_ranks_are_data_parallel() {
+    let optimizer: OptimizerDesc = Adam::new(0.01).grad_clip(GradClip::GlobalNorm(0.1)).into();
+    for name in ALL_STRATEGIES {
+        for (stages, copies) in [(2, 2), (3, 2), (2, 3)] {
+            let strategy = pipelined(with(name), 2, "1F1B");
+            let plain = train(layers, &optimizer, &strategy_of(&strategy, 1), copies, STEPS, &[]);
+            let ranks = train(network(stages), &optimizer, &strategy, stages * copies, STEPS, &[]);
+            same(&format!("{name}, {copies} x {stages}"), &ranks, &union(&plain));
+        }
+    }
+}
+
+/// Returns a strategy with this number of stages.
+fn strategy_of(strategy: &DistributedStrategy, stages: i32) -> DistributedStrategy {
+    strategy.clone().with_hybrid_configs(HybridConfig::default().with_pp_degree(stages))
 }
