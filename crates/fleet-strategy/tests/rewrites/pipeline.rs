@@ -1,12 +1,16 @@
 //! Pipelines: results that are those of gradient merge on one rank, program text, memory, errors.
 
-use crate::world::{Network, Trained, batch, parameters, rewritten, services, train};
+use crate::world::{Network, Trained, assert_close, batch, parameters, rewritten, services, train};
+use fleet_base::Result;
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
+use fleet_nn::models::{GptConfig, gpt};
 use fleet_nn::prelude::*;
 use fleet_strategy::{
     AmpConfig, DistributedStrategy, HybridConfig, LambConfig, LarsConfig, PipelineConfig, Ranks,
 };
+use fleet_tensor::Tensor;
+use fleet_testkit::local;
 use std::collections::BTreeMap;
 
 const STEPS: usize = 5;
@@ -149,29 +153,6 @@ fn pipelines_compute_the_bits_of_gradient_merge() {
     }
 }
 
-#[test]
-fn print_programs() {
-    for rank in 0..2 {
-        let configs = configs(2, "1F1B").with_virtual_stages(2);
-        let strategy = with("amp+recompute").use_pipeline(configs);
-        let (programs, _) = rewritten(four, &momentum(), &strategy, Ranks::new(rank, 2)).unwrap();
-        println!("{}", ops(&programs.main).join("\n"));
-        println!("----");
-    }
-    for name in ["amp+recompute"] {
-        let configs = configs(2, "1F1B").with_virtual_stages(2);
-        let strategy = with(name).use_pipeline(configs);
-        let outcomes = fleet_testkit::local::run(2, |rank, world| {
-            let ranks = Ranks::new(rank, 2);
-            let options = ExecOptions::threads(1);
-            crate::world::train_rank(options, four, &momentum(), &strategy, ranks, world, 1, &[])
-        });
-        for outcome in outcomes {
-            println!("{name} {:?}", outcome.err());
-        }
-    }
-}
-
 /// Every optimizer, each with a clip, a decay, or none.
 fn optimizers() -> Vec<(&'static str, OptimizerDesc)> {
     let decay = Regularizer::L2(0.01);
@@ -270,7 +251,6 @@ fn virtual_stages_compute_the_same_bits() {
         for schedule in SCHEDULES {
             for strategy in ["plain", "amp+recompute"] {
                 let what = format!("{parts} parts on {stages} stages, {micros}, {schedule}");
-                eprintln!("{what} {strategy}");
                 let one = pipelined(with(strategy), micros, "1F1B");
                 let one = union(&train(layers, &optimizer, &one, 1, STEPS, &[]));
                 let configs = configs(micros, schedule).with_virtual_stages(parts / stages);
@@ -302,4 +282,220 @@ fn pipelines_of_several_ranks_are_data_parallel() {
 /// Returns a strategy with this number of stages.
 fn strategy_of(strategy: &DistributedStrategy, stages: i32) -> DistributedStrategy {
     strategy.clone().with_hybrid_configs(HybridConfig::default().with_pp_degree(stages))
+}
+
+/// What a rank is fed in a step: for its pipeline, of all pipelines.
+type Feed = fn(step: usize, copy: usize, copies: usize) -> Vec<(&'static str, Tensor)>;
+
+/// Trains a network on `count` ranks; each fetches the variables that it has.
+fn train_fed(
+    network: Network,
+    feed: Feed,
+    optimizer: &OptimizerDesc,
+    strategy: &DistributedStrategy,
+    count: usize,
+    fetch: &[&str],
+) -> Vec<Trained> {
+    let outcomes = local::run(count, |rank, world| {
+        let ranks = Ranks::new(rank, count);
+        let (programs, plan) = rewritten(network, optimizer, strategy, ranks)?;
+        let stage = plan.stage.clone().unwrap_or_default();
+        let executor = Executor::new(ExecOptions::threads(1));
+        let mut executor = executor.services(services(world, &plan, rank));
+        let mut scope = Scope::new();
+        executor.run(&programs.startup, &mut scope, &[], &[])?;
+        let own = |name: &&&str| programs.main.find_var(name).is_some();
+        let fetch: Vec<&str> = fetch.iter().filter(own).copied().collect();
+        let mut fetched = Vec::new();
+        for step in 0..STEPS {
+            let fed = feed(step, stage.copy, stage.copies.max(1));
+            let fed: Vec<(&str, &Tensor)> = fed.iter().map(|(name, it)| (*name, it)).collect();
+            let out = executor.run(&programs.main, &mut scope, &fed, &fetch)?;
+            fetched.push(out.iter().flat_map(|it| it.to_vec::<f32>().unwrap()).collect());
+        }
+        Trained::of(&scope, fetched)
+    });
+    outcomes.into_iter().map(Result::unwrap).collect()
+}
+
+fn two_inputs(step: usize, copy: usize, copies: usize) -> Vec<(&'static str, Tensor)> {
+    let (x, y) = batch(step, copy, copies).unwrap();
+    vec![("x", x), ("y", y)]
+}
+
+const LOSS: &str = "mean_0.tmp_0";
+
+/// All ranks can fetch the mean loss of the micro-batches. A value with rows is that of the whole
+/// batch, on the rank that computes it.
+#[test]
+fn results_are_those_of_the_whole_batch() {
+    for (stages, virtual_stages) in [(1, 1), (2, 1), (4, 1), (2, 2)] {
+        let configs = configs(4, "1F1B").with_virtual_stages(virtual_stages);
+        let strategy = DistributedStrategy::new().use_pipeline(configs);
+        let network = network(stages as usize * virtual_stages as usize);
+        let sgd: OptimizerDesc = Sgd::new(0.0).into();
+        let fetch = [LOSS, "fc_0.tmp_2", "fc_5.tmp_1"];
+        let ranks = train_fed(network, two_inputs, &sgd, &strategy, stages, &fetch);
+        let plain = DistributedStrategy::new();
+        let whole = &train_fed(layers, two_inputs, &sgd, &plain, 1, &fetch)[0].fetched;
+        let mut found = 0;
+        for rank in &ranks {
+            for (own, whole) in rank.fetched.iter().zip(whole) {
+                assert!((own[0] - whole[0]).abs() < 1e-6, "{} and {}", own[0], whole[0]);
+                found += own.len() - 1;
+                // The first stage has the 12 x 8 values, the last one the 12 predictions.
+                assert!(
+                    own.len() == 1
+                        || own[1..] == whole[1..][..own.len() - 1]
+                        || own[1..] == whole[1 + 96..]
+                );
+            }
+        }
+        assert_eq!(found, STEPS * (96 + 12));
+    }
+}
+
+fn normed(net: &Net) -> fleet_ir::VarId {
+    let guard = |at: usize| net.device_guard(&format!("gpu:{at}"));
+    let x = net.data("x", [-1, 6], DType::F32);
+    let y = net.data("y", [-1, 1], DType::F32);
+    let first = {
+        let _stage = guard(0);
+        x.fc(8).batch_norm(BatchNorm::new()).relu().dropout(0.3)
+    };
+    let second = {
+        let _stage = guard(1);
+        first.fc(8).batch_norm(BatchNorm::new()).dropout(0.2) + first
+    };
+    let _stage = guard(2);
+    (second.fc(8) + first).fc(1).mse_loss(y, Reduction::Mean).id()
+}
+
+/// Statistics change in the order of the micro-batches, and each draws its own random numbers. A
+/// value of the first stage goes through the second one to the third.
+#[test]
+fn batch_norms_and_dropout_compute_the_same_bits() {
+    for strategy in ["plain", "amp"] {
+        for (micros, schedule) in [(2, "1F1B"), (3, "1F1B"), (4, "F-then-B")] {
+            let one = pipelined(with(strategy), micros, "1F1B");
+            let one = union(&train(normed, &momentum(), &one, 1, STEPS, &[]));
+            let strategy = pipelined(with(strategy), micros, schedule);
+            let ranks = train(normed, &momentum(), &strategy, 3, STEPS, &[]);
+            same(&format!("{micros} micro-batches, {schedule}"), &ranks, &one);
+        }
+    }
+    let synchronous = plain(2, "1F1B").with_sync_batch_norm(true);
+    let ranks = train(normed, &momentum(), &synchronous, 6, STEPS, &[]);
+    let copies = strategy_of(&synchronous, 1);
+    let plain = train(unlabelled_norms, &momentum(), &copies, 2, STEPS, &[]);
+    same("synchronous", &ranks, &union(&plain));
+}
+
+/// Like `normed`, for ranks that each run all of it.
+fn unlabelled_norms(net: &Net) -> fleet_ir::VarId {
+    let x = net.data("x", [-1, 6], DType::F32);
+    let y = net.data("y", [-1, 1], DType::F32);
+    let first = x.fc(8).batch_norm(BatchNorm::new()).relu().dropout(0.3);
+    let second = first.fc(8).batch_norm(BatchNorm::new()).dropout(0.2) + first;
+    (second.fc(8) + first).fc(1).mse_loss(y, Reduction::Mean).id()
+}
+
+fn small_gpt(net: &Net) -> fleet_ir::VarId {
+    let config = GptConfig {
+        vocabulary: 17,
+        hidden: 8,
+        layers: 4,
+        heads: 2,
+        ffn: 16,
+        length: 5,
+        dropout: 0.1,
+        ..GptConfig::small()
+    };
+    gpt(net, &config).loss.id()
+}
+
+fn tokens(step: usize, copy: usize, copies: usize) -> Vec<(&'static str, Tensor)> {
+    let rows = 12 / copies;
+    let value = |at: usize| ((step * 60 + copy * rows * 5 + at) * 7 % 17) as i64;
+    let of = |shift: usize| {
+        let values: Vec<i64> = (0..rows * 5).map(|at| value(at + shift)).collect();
+        Tensor::from_slice(&values, [rows as i64, 5]).unwrap()
+    };
+    vec![("tokens", of(0)), ("labels", of(1))]
+}
+
+/// The first and the last stage share the embedding. Its gradient is a sum over both, which adds in
+/// another order than one rank. In a global norm it counts once.
+#[test]
+fn stages_share_an_embedding() {
+    let clipped: OptimizerDesc =
+        Adam::new(0.01).epsilon(1e-3).grad_clip(GradClip::GlobalNorm(0.1)).into();
+    for name in ["plain", "amp", "lamb"] {
+        let one = strategy_of(&pipelined(with(name), 2, "1F1B"), 1);
+        let tolerance = if name == "amp" { 1e-3 } else { 2e-6 };
+        for (stages, copies, virtual_stages) in
+            [(2, 1, 1), (3, 1, 1), (4, 1, 1), (2, 1, 2), (2, 2, 1)]
+        {
+            let configs = configs(2, "1F1B").with_virtual_stages(virtual_stages);
+            let hybrid = HybridConfig::default().with_pp_degree(stages as i32);
+            let strategy = with(name).use_pipeline(configs).with_hybrid_configs(hybrid);
+            let what = format!("{name}, {stages} x {copies}, {virtual_stages}");
+            let ranks = train_fed(small_gpt, tokens, &clipped, &strategy, stages * copies, &[]);
+            let (first, last) = (&ranks[0].kept, &ranks[stages - 1].kept);
+            assert!(first["word_embedding"] == last["word_embedding"], "{what}: copies are equal");
+            let (all, one) =
+                (union(&ranks), train_fed(small_gpt, tokens, &clipped, &one, copies, &[]));
+            assert_eq!(all.len(), one[0].kept.len(), "{what}");
+            assert_close(&all, &one[0].kept, tolerance, &what);
+        }
+    }
+}
+
+fn tables(net: &Net) -> fleet_ir::VarId {
+    let guard = |at: usize| net.device_guard(&format!("gpu:{at}"));
+    let tokens = net.data("tokens", [-1, 5], DType::I64);
+    net.data("labels", [-1, 5], DType::I64);
+    let hidden = {
+        let _stage = guard(0);
+        tokens.embedding(Embedding::new(17, 4).sparse().weight("table")).flatten(1).fc(8).tanh()
+    };
+    let _stage = guard(1);
+    let other = tokens.embedding(Embedding::new(17, 4).sparse()).flatten(1);
+    (hidden.fc(4) + other.fc(4)).fc(1).mean().id()
+}
+
+/// Like `tables`, but both stages look up the rows of one table.
+fn shared_table(net: &Net) -> fleet_ir::VarId {
+    let guard = |at: usize| net.device_guard(&format!("gpu:{at}"));
+    let tokens = net.data("tokens", [-1, 5], DType::I64);
+    net.data("labels", [-1, 5], DType::I64);
+    let hidden = {
+        let _stage = guard(0);
+        tokens.embedding(Embedding::new(17, 4).sparse().weight("table")).flatten(1).fc(8).tanh()
+    };
+    let _stage = guard(1);
+    let other = tokens.embedding(Embedding::new(17, 4).sparse().weight("table")).flatten(1);
+    (hidden.fc(4) + other.fc(4)).fc(1).mean().id()
+}
+
+/// Rows of embedding tables have an optimizer of their own.
+#[test]
+fn sparse_gradients() {
+    let clipped = || Momentum::new(0.1, 0.9).grad_clip(GradClip::GlobalNorm(0.1));
+    let rows: OptimizerDesc = clipped().rows(Sgd::new(1.0).grad_clip(GradClip::GlobalNorm(0.1)));
+    for optimizer in [clipped().into(), rows] {
+        for micros in [1, 4] {
+            let one = union(&train_fed(tables, tokens, &optimizer, &plain(micros, "1F1B"), 1, &[]));
+            for schedule in SCHEDULES {
+                let strategy = plain(micros, schedule);
+                let ranks = train_fed(tables, tokens, &optimizer, &strategy, 2, &[]);
+                same(schedule, &ranks, &one);
+            }
+            let strategy = plain(micros, "1F1B");
+            let one = union(&train_fed(shared_table, tokens, &optimizer, &strategy, 1, &[]));
+            let ranks = train_fed(shared_table, tokens, &optimizer, &strategy, 2, &[]);
+            assert_close(&union(&ranks), &one, 1e-6, "a shared table");
+            assert!(ranks[0].kept["table"] == ranks[1].kept["table"]);
+        }
+    }
 }

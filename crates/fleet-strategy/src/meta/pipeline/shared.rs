@@ -13,7 +13,7 @@ use fleet_base::Result;
 use fleet_ir::{OpId, OpRole, Program, Var, VarId};
 use fleet_ops::{
     Emit,
-    comm::{broadcast, send_recv},
+    comm::{broadcast, control, send_recv},
     math::sum,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -199,7 +199,11 @@ pub fn exchange(
     }
     emit.op(&sum::DEF).inputs("X", &parts).output("Out", total).done()?;
     for other in gradient.holders.iter().skip(1) {
-        send(&mut emit, total, (ring(pairs, first, *other), 1), format!("{name}@GRAD"))?;
+        let ring = ring(pairs, first, *other);
+        send(&mut emit, total, (ring, 1), format!("{name}@GRAD"))?;
+        // Phases put their ops after the last one that writes a gradient, and so after this one.
+        let call = emit.op(&control::SYNC_COMM).input("X", total).output("Out", total);
+        call.attr("ring_id", ring).done()?;
     }
     Ok((std::mem::take(&mut emit.ops), total))
 }
