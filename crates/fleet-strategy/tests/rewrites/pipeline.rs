@@ -1,6 +1,6 @@
 //! Pipelines: results that are those of gradient merge on one rank, program text, memory, errors.
 
-use crate::world::{Network, Trained, assert_close, batch, parameters, rewritten, services, train};
+use crate::world::{Network, Trained, assert_close, batch, rewritten, services, train};
 use fleet_base::Result;
 use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::Program;
@@ -117,19 +117,6 @@ fn merged(
     let mut kept = Trained::of(&scope, Vec::new()).unwrap().kept;
     kept.retain(|name, _| !name.contains("gradient_merge") && !name.ends_with("@GradientMerge"));
     kept
-}
-
-fn ops(program: &Program) -> Vec<String> {
-    let shown = |op: &fleet_ir::Op| {
-        let first = op.all_inputs().chain(op.all_outputs()).next();
-        let name = first.map_or("", |var| program.var_name(var));
-        let to = match op.name() {
-            "send_v2" | "recv_v2" => format!(" ring {}", op.attr_int("ring_id")),
-            _ => String::new(),
-        };
-        format!("{} {name}{to}", op.name())
-    };
-    program.root_ops().map(|(_, op)| shown(op)).collect()
 }
 
 #[test]
@@ -498,4 +485,308 @@ fn sparse_gradients() {
             assert!(ranks[0].kept["table"] == ranks[1].kept["table"]);
         }
     }
+}
+
+/// Returns the order of passes and messages: `F` and `B` for the passes of micro-batches, by their
+/// first op that is not one of the ops in between; `>` and `<` for messages, with their rings.
+fn order(program: &Program) -> String {
+    let mut shown: Vec<String> = Vec::new();
+    for (_, op) in program.root_ops() {
+        let micro = |name: &str| name.split_once("@MICRO_").map(|(_, micro)| micro.to_string());
+        let mut names = op.all_inputs().chain(op.all_outputs()).map(|var| program.var_name(var));
+        let text = match (op.name(), names.find_map(micro)) {
+            ("send_v2", _) => format!(">{}", op.attr_int("ring_id")),
+            ("recv_v2", _) => format!("<{}", op.attr_int("ring_id")),
+            ("micro_batch" | "concat" | "sum" | "elementwise_add", _) | (_, None) => continue,
+            (_, Some(micro)) if op.role.is_forward() => format!("F{micro}"),
+            (_, Some(micro)) => format!("B{micro}"),
+        };
+        if shown.last() != Some(&text) {
+            shown.push(text);
+        }
+    }
+    shown.join(" ")
+}
+
+#[test]
+fn passes_are_in_the_order_of_the_schedule() {
+    let check = |network: Network, configs: PipelineConfig, ranks: Ranks, expected: &str| {
+        let strategy = DistributedStrategy::new().use_pipeline(configs);
+        let (programs, plan) = rewritten(network, &momentum(), &strategy, ranks).unwrap();
+        assert_eq!(plan.chain_text().replace("RawProgram -> ", ""), "Pipeline -> momentum");
+        assert_eq!(order(&programs.main), expected);
+    };
+    // What the next pass needs is received before a pass.
+    let text = "F0 >20 <21 F1 >20 B0 <21 F2 >20 <21 B1 B2";
+    check(two, configs(3, "1F1B"), Ranks::new(0, 2), text);
+    let text = "<20 F0 <20 B0 >21 F1 <20 B1 >21 F2 B2 >21";
+    check(two, configs(3, "1F1B"), Ranks::new(1, 2), text);
+    let text = "F0 >20 F1 >20 <21 F2 >20 <21 B0 <21 B1 B2";
+    check(two, configs(3, "F-then-B"), Ranks::new(0, 2), text);
+    let text = "<20 F0 >22 <23 F1 >22 <20 B0 >21 <23 F2 >22 <23 B1 >21 B2 >21";
+    check(three, configs(3, "1F1B"), Ranks::new(1, 3), text);
+    // The ranks of a pipeline are consecutive.
+    for (count, copies) in [(2, 1), (8, 4), (1024, 512)] {
+        let text = "<20 F0 <20 B0 >21 F1 B1 >21";
+        let ranks = Ranks::new(count - 1, count);
+        check(two, configs(2, "1F1B"), ranks, text);
+        let (programs, plan) = rewritten(two, &momentum(), &plain(2, "1F1B"), ranks).unwrap();
+        let stage = plan.stage.unwrap();
+        assert_eq!((stage.number, stage.count), (1, 2));
+        assert_eq!((stage.copy, stage.copies), (copies - 1, copies));
+        let rings: Vec<_> = plan
+            .rings
+            .iter()
+            .filter(|ring| ring.id != 2)
+            .map(|ring| (ring.id, ring.first, ring.stride, ring.nranks, ring.rank))
+            .collect();
+        let pair = |id: i64| (id, count - 2, 1, 2, 1);
+        assert_eq!(rings, [pair(4), pair(20), pair(21)]);
+        let sums = programs.main.root_ops().filter(|(_, op)| op.name() == "c_allreduce_sum");
+        let sums: Vec<_> =
+            sums.map(|(_, op)| (op.attr_int("ring_id"), op.attr_int("nranks"))).collect();
+        assert_eq!(sums, if copies > 1 { vec![(2, copies as i64)] } else { vec![] });
+        let fill =
+            programs.main.root_ops().find(|(_, op)| op.role.is_loss() && op.role.is_backward());
+        assert_eq!(fill.unwrap().1.attr_float("value"), 0.5);
+        let held: Vec<&str> = programs.startup.parameters().map(|(_, var)| &*var.name).collect();
+        let own = ["fc_3.w_0", "fc_3.b_0", "fc_4.w_0", "fc_4.b_0", "fc_5.w_0", "fc_5.b_0"];
+        assert_eq!(held, own);
+        let held: Vec<&str> = programs.main.parameters().map(|(_, var)| &*var.name).collect();
+        assert_eq!(held, own);
+    }
+}
+
+#[test]
+fn notes_state_the_stage_and_the_bubble() {
+    let strategy = plain(8, "1F1B");
+    let (_, plan) = rewritten(layers, &momentum(), &strategy, Ranks::new(1, 2)).unwrap();
+    assert_eq!(
+        plan.notes,
+        [
+            "pipeline: stage 1 of 2 has 10 of 19 forward ops and 6 of 12 parameters",
+            "pipeline: if all parts take the same time, a stage waits for (S - 1) / (M + S - 1) = \
+             11.1 % of a step (S = 2, M = 8)",
+        ]
+    );
+    let configs = configs(8, "1F1B").with_virtual_stages(2);
+    let strategy = DistributedStrategy::new().use_pipeline(configs);
+    let (_, plan) = rewritten(layers, &momentum(), &strategy, Ranks::new(0, 2)).unwrap();
+    let last = plan.notes.last().unwrap();
+    assert!(last.contains("(S - 1) / (v M + S - 1) = 5.9 % of a step"), "{last}");
+    let (_, plan) = rewritten(small_gpt, &momentum(), &plain(2, "1F1B"), Ranks::new(0, 2)).unwrap();
+    let note = "pipeline: several stages use word_embedding, and each updates its copy";
+    assert!(plan.notes.contains(&note.to_string()), "{:?}", plan.notes);
+}
+
+/// Returns the size of the temporaries of each rank, for micro-batches of 64 rows.
+fn arenas(schedule: &str, micros: i32) -> Vec<usize> {
+    let outcomes = local::run(4, |rank, world| {
+        let strategy = plain(micros, schedule);
+        let (programs, plan) = rewritten(wide, &momentum(), &strategy, Ranks::new(rank, 4))?;
+        let executor = Executor::new(ExecOptions::threads(1));
+        let mut executor = executor.services(services(world, &plan, rank));
+        let mut scope = Scope::new();
+        executor.run(&programs.startup, &mut scope, &[], &[])?;
+        let rows = i64::from(64 * micros);
+        let feeds = [("x", DType::F32, [rows, 8].into()), ("y", DType::F32, [rows, 1].into())];
+        Ok(executor.plan(&programs.main, &scope, &feeds, &[])?.arena_bytes)
+    });
+    outcomes.into_iter().map(Result::unwrap).collect()
+}
+
+/// Activations are far larger than parameters.
+fn wide(net: &Net) -> fleet_ir::VarId {
+    let x = net.data("x", [-1, 8], DType::F32);
+    let y = net.data("y", [-1, 1], DType::F32);
+    let hidden = (0..12).fold(x, |x, layer| {
+        let _stage = net.device_guard(&format!("gpu:{}", layer / 3));
+        x.fc(Fc::new(32).act(Act::Tanh))
+    });
+    let _stage = net.device_guard("gpu:3");
+    hidden.fc(1).mse_loss(y, Reduction::Mean).id()
+}
+
+/// With 1F1B, a stage holds the activations of as many micro-batches as there are stages from it to
+/// the last. With F-then-B, it holds those of all micro-batches.
+#[test]
+fn the_depth_bounds_the_memory_of_1f1b() {
+    let (eight, sixteen) = (arenas("1F1B", 8), arenas("1F1B", 16));
+    let (all, twice) = (arenas("F-then-B", 8), arenas("F-then-B", 16));
+    /// The gradient of the loss, and the loss, of a micro-batch.
+    const OF_A_MICRO_BATCH: usize = 256;
+    for stage in 0..4 {
+        assert!(sixteen[stage] <= eight[stage] + 8 * OF_A_MICRO_BATCH, "{eight:?} {sixteen:?}");
+        assert!(twice[stage] > all[stage] * 3 / 2, "{all:?} {twice:?}");
+        assert!(eight[stage] < all[stage] * (6 - stage) / 8, "{eight:?} {all:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_cut_is_refused() {
+    let check = |network: Network, strategy: &DistributedStrategy, ranks: usize, part: &str| {
+        let error = rewritten(network, &momentum(), strategy, Ranks::new(0, ranks)).unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
+    };
+    let holes: Network = |net| labelled(net, |layer| Some(2 * (layer / 3)));
+    let some: Network = |net| labelled(net, |layer| (layer != 2).then_some(layer / 3));
+    let back: Network = |net| labelled(net, |layer| Some([0, 1, 0, 1, 1, 1][layer]));
+    let plain = plain(2, "1F1B");
+    check(holes, &plain, 2, "no op has the label gpu:1, but gpu:2 has ops");
+    check(some, &plain, 2, "has no device label, but others have labels of stages");
+    check(on_cpu, &plain, 2, "has the label 'cpu', which names no stage");
+    check(back, &plain, 2, "stage 0 of the pipeline reads 'fc_1.tmp_2', which stage 1 computes");
+    check(three, &plain, 4, "the degrees do not multiply to the job's 4 ranks: got pipelines of 3");
+    let hybrid = |pp: i32, dp: i32| {
+        let hybrid = HybridConfig::default().with_pp_degree(pp).with_dp_degree(dp);
+        plain.clone().with_hybrid_configs(hybrid)
+    };
+    check(layers, &hybrid(2, 3), 4, "4 ranks: got pp_degree 2 x dp_degree 3");
+    check(layers, &hybrid(3, -1), 4, "do not multiply to the job's 4 ranks");
+    check(three, &hybrid(2, -1), 4, "name 3 parts, which 2 stages cannot divide evenly");
+    check(
+        layers,
+        &hybrid(64, -1),
+        64,
+        "the program has 19 forward ops, which cannot form 64 stages",
+    );
+    let uneven = configs(3, "1F1B").with_virtual_stages(2);
+    let uneven = DistributedStrategy::new().use_pipeline(uneven);
+    check(four, &uneven, 2, "expected accumulate_steps to be a multiple of 2, got 3");
+    check(branches, &plain, 2, "pipeline does not support the branches of a cond");
+    check(counts, &plain, 2, "stages of the pipeline share 'counter'");
+    check(everywhere, &plain, 2, "a gradient flows through an op that runs on all stages");
+    check(measured, &plain, 2, "runs on all stages reads 'fc_0.tmp_1', which stage 0 computes");
+
+    let switched = |strategy: DistributedStrategy, part: &str| {
+        check(layers, &pipelined(strategy, 2, "1F1B"), 2, part);
+    };
+    let none = DistributedStrategy::new;
+    switched(none().with_sharding(true), "conflicts with sharding");
+    switched(none().use_gradient_merge(2), "set pipeline_configs.accumulate_steps");
+    switched(none().with_localsgd(true), "need the whole model");
+    switched(none().with_adaptive_localsgd(true), "need the whole model");
+    switched(none().with_dgc(true), "conflicts with dgc");
+    let mut offload = none().use_recompute(["fc_1.tmp_2"]);
+    offload.recompute_configs_mut().set_enable_offload(true);
+    switched(offload, "enable_offload conflicts with pipeline");
+    let off = hybrid(2, -1).with_pipeline(false);
+    check(layers, &off, 2, "2 stages, but pipeline is false");
+}
+
+fn on_cpu(net: &Net) -> fleet_ir::VarId {
+    let x = net.data("x", [-1, 6], DType::F32);
+    let first = {
+        let _stage = net.device_guard("gpu:0");
+        x.fc(8)
+    };
+    let second = {
+        let _stage = net.device_guard("gpu:1");
+        first.fc(8)
+    };
+    let _stage = net.device_guard("cpu");
+    second.fc(1).mean().id()
+}
+
+fn branches(net: &Net) -> fleet_ir::VarId {
+    let x = net.data("x", [-1, 6], DType::F32).fc(8);
+    net.cond(x.mean().greater_than(0.0), || x.fc(1).mean(), || x.fc(2).mean()).id()
+}
+
+/// Both stages add to one counter.
+fn counts(net: &Net) -> fleet_ir::VarId {
+    let counter = net.create_global_var("counter", [1], 0.0, DType::F32);
+    let x = net.data("x", [-1, 6], DType::F32);
+    let first = {
+        let _stage = net.device_guard("gpu:0");
+        (counter + 1.0).assign_to(counter);
+        x.fc(8)
+    };
+    let _stage = net.device_guard("gpu:1");
+    (counter + 1.0).assign_to(counter);
+    first.fc(1).mean().id()
+}
+
+fn everywhere(net: &Net) -> fleet_ir::VarId {
+    let x = net.data("x", [-1, 6], DType::F32);
+    let first = {
+        let _stage = net.device_guard("gpu:0");
+        x.fc(8)
+    };
+    let scaled = {
+        let _all = net.device_guard("gpu:all");
+        first * 2.0
+    };
+    let _stage = net.device_guard("gpu:1");
+    scaled.fc(1).mean().id()
+}
+
+fn measured(net: &Net) -> fleet_ir::VarId {
+    let x = net.data("x", [-1, 6], DType::F32);
+    let first = {
+        let _stage = net.device_guard("gpu:0");
+        x.fc(8)
+    };
+    {
+        let _all = net.device_guard("gpu:all");
+        first.mean();
+    }
+    let _stage = net.device_guard("gpu:1");
+    first.fc(1).mean().id()
+}
+
+/// The size of a batch is known when it is fed.
+#[test]
+fn rows_that_micro_batches_do_not_divide_are_refused() {
+    let check = |configs: PipelineConfig, part: &str| {
+        let strategy = DistributedStrategy::new().use_pipeline(configs);
+        let outcomes = local::run(2, |rank, world| {
+            let (programs, plan) = rewritten(two, &momentum(), &strategy, Ranks::new(rank, 2))?;
+            let executor = Executor::new(ExecOptions::threads(1));
+            let mut executor = executor.services(services(world, &plan, rank));
+            let mut scope = Scope::new();
+            executor.run(&programs.startup, &mut scope, &[], &[])?;
+            let (x, y) = batch(0, 0, 1)?;
+            executor.run(&programs.main, &mut scope, &[("x", &x), ("y", &y)], &[])
+        });
+        for outcome in outcomes {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    };
+    check(
+        configs(5, "1F1B"),
+        "expected a multiple of 5 rows, one for each micro-batch, got 12 rows",
+    );
+    let sized = configs(3, "1F1B").with_micro_batch_size(5);
+    check(sized, "expected 3 micro-batches of 5 rows, got a batch of 12 rows");
+    let fixed: Network = |net| {
+        let x = net.data("x", [12, 6], DType::F32);
+        x.fc(8).fc(1).mean().id()
+    };
+    let strategy = plain(5, "1F1B");
+    let error = rewritten(fixed, &momentum(), &strategy, Ranks::new(0, 2)).unwrap_err();
+    assert!(error.to_string().contains("got a program for 12 rows"), "{error}");
+}
+
+/// A program for one batch size has the shapes of micro-batches; a stage that reads no fed variable
+/// knows their rows.
+#[test]
+fn batch_sizes_of_programs_and_strategies() {
+    let expected = merged(layers, &momentum(), &DistributedStrategy::new(), 4);
+    let fixed: Network = |net| {
+        let x = net.data("x", [12, 6], DType::F32);
+        let y = net.data("y", [12, 1], DType::F32);
+        let hidden = (0..5).fold(x, |x, _| x.fc(Fc::new(8).act(Act::Tanh)));
+        hidden.fc(1).mse_loss(y, Reduction::Mean).id()
+    };
+    let ranks = train(fixed, &momentum(), &plain(4, "1F1B"), 3, STEPS, &[LOSS]);
+    same("a fixed batch size", &ranks, &expected);
+    let sized =
+        DistributedStrategy::new().use_pipeline(configs(4, "1F1B").with_micro_batch_size(3));
+    let ranks = train(three, &momentum(), &sized, 3, STEPS, &[LOSS]);
+    same("an assigned size", &ranks, &expected);
+    let (programs, _) = rewritten(three, &momentum(), &sized, Ranks::new(1, 3)).unwrap();
+    let reads = |var| programs.main.root_ops().any(|(_, op)| op.all_inputs().any(|it| it == var));
+    assert!(programs.main.vars().filter(|(_, var)| var.is_data).all(|(var, _)| !reads(var)));
 }
