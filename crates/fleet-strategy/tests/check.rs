@@ -42,7 +42,6 @@ fn values_out_of_range() {
             "Error pipeline_configs.accumulate_steps: expected at least 1, got 0",
             "Error pipeline_configs.schedule_mode: expected one of 1F1B, F-then-B, got \
              \"F-then-C\"",
-            "Error pipeline: is not supported",
         ],
     );
     check(
@@ -262,7 +261,7 @@ fn nothing_is_wrong_with_what_the_documents_show() {
                 exclude_from_weight_decay: [\"batch_norm\", \".b\"] }\n\
                 pipeline: true pipeline_configs { micro_batch: 12 }\n\
                 localsgd: true localsgd_configs { k_steps: 1 begin_step: 30 }";
-    check(text, &["Error pipeline: is not supported"]);
+    check(text, &["Error pipeline: conflicts with localsgd"]);
     let sharding = "fuse_broadcast_MB: 32 hybrid_dp: true sharding_group_size: 4";
     check(&format!("sharding: true sharding_configs {{ {sharding} }}"), &[]);
     assert!(fleet_strategy::check(&DistributedStrategy::new()).is_empty());

@@ -73,6 +73,8 @@ fn documented_chains() {
     check("sharding", "Sharding -> momentum");
     check("sharding+amp+recompute+lars", "Sharding -> AMP -> Recompute -> Lars -> lars_momentum");
     check("localsgd+amp", "RawProgram -> LocalSGD -> AMP -> momentum");
+    check("pipeline", "Pipeline -> momentum");
+    check("pipeline+amp", "Pipeline -> AMP -> momentum");
 }
 
 /// The documented implementation silently drops these combinations; here they work.
@@ -87,6 +89,7 @@ fn combinations_that_were_dropped() {
         "RawProgram -> FP16AllReduce -> Recompute -> Lars -> lars_momentum",
     );
     check("fp16+localsgd", "RawProgram -> LocalSGD -> momentum");
+    check("pipeline+amp+recompute+lars", "Pipeline -> AMP -> Recompute -> Lars -> lars_momentum");
 }
 
 #[test]
@@ -97,8 +100,8 @@ fn refusals() {
     check("dgc+lars", "error: dgc conflicts with lars");
     check("dgc+fp16", "error: dgc conflicts with fp16_allreduce");
     check("dgc+gm", "error: dgc conflicts with gradient_merge");
-    check("pipeline", "error: pipeline: is not supported");
-    check("pipeline+sharding", "error: pipeline: is not supported");
+    check("pipeline+sharding", "error: pipeline: conflicts with sharding");
+    check("pipeline+gm", "error: pipeline: conflicts with gradient_merge");
     let overlap =
         AmpConfig::default().with_custom_white_list(["mul"]).with_custom_black_list(["mul"]);
     let strategy = DistributedStrategy::new().use_amp(overlap);

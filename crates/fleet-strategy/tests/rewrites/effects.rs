@@ -227,7 +227,7 @@ pub fn switched_on(strategy: DistributedStrategy, path: &str) -> DistributedStra
         "lars_configs" => strategy.with_lars(true),
         "lamb_configs" => strategy.with_lamb(true),
         "sharding_configs" => strategy.with_sharding(true),
-        "tensor_parallel_configs" => strategy.with_tensor_parallel(true),
+        "pipeline_configs" => strategy.with_pipeline(true),
         "recompute_configs" => strategy.use_recompute(["fc_0.tmp_2", "fc_1.tmp_2"]),
         other => panic!("{other} has neither a mark nor a test"),
     }
@@ -293,6 +293,9 @@ const PAIRS: &[(&str, &str, &str)] = &[
         ANCHORED_LATER),
     ("sharding_configs.segment_broadcast_MB", "sharding=true",
         r#"sharding=true sharding_configs={"segment_broadcast_MB":0.0001}"#),
+    ("pipeline_configs.schedule_mode",
+        r#"pipeline=true pipeline_configs={"accumulate_steps":16}"#,
+        r#"pipeline=true pipeline_configs={"accumulate_steps":16,"schedule_mode":"F-then-B"}"#),
     ("gradient_scale_configs.scale_strategy", "",
         r#"gradient_scale_configs={"scale_strategy":"sum"}"#),
 ];
@@ -317,9 +320,9 @@ fn what_is_not_marked_changes_something() {
             Ok(after) => assert!(after != before, "{path} = {value:?} changes nothing"),
             // A refusal with a reason is an effect, too.
             Err(error) => {
-                let is_refused = ["invalid strategy", "is not supported"]
-                    .iter()
-                    .any(|part| error.contains(part));
+                let is_wrong =
+                    fleet_strategy::check(&strategy).iter().any(|problem| problem.is_error());
+                let is_refused = is_wrong || error.contains("invalid strategy");
                 assert!(is_refused, "{path} = {value:?}: {error}")
             }
         }
