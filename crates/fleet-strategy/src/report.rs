@@ -243,7 +243,11 @@ impl Report<'_> {
         let is_of_sum = matches!(only, Some((JobKind::Collective, _)));
         let shards = self.applied().iter().any(|it| it.id() == StrategyId::Sharding);
         let sums = if shards { StrategyId::Sharding } else { StrategyId::RawProgram };
-        let owner = StrategyId::of_field(top).or_else(|| is_of_sum.then_some(sums));
+        let owner = match &*path {
+            "hybrid_configs.pp_degree" => Some(StrategyId::Pipeline),
+            "hybrid_configs.sharding_degree" => Some(StrategyId::Sharding),
+            _ => StrategyId::of_field(top).or_else(|| is_of_sum.then_some(sums)),
+        };
         let problem = |is_error| {
             self.problems.iter().find(|it| it.is_error() == is_error && covers(&it.path, &path))
         };
