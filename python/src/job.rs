@@ -170,6 +170,7 @@ impl FleetCell {
             main: ir::Program::clone(&held.program),
             startup: ir::Program::clone(&start.program),
             host_rates: held.host_rates.clone(),
+            ..Programs::new()
         };
         programs.main.swap_name_counters(&mut names);
         // With `auto`, ranks wait for each other here.

@@ -356,7 +356,7 @@ pub fn with_net<T>(
     let host_rates = std::mem::take(&mut main.host_rates);
     let rate_count = host_rates.len();
     let (first, second) = (taken(&mut main), taken(&mut startup));
-    let mut programs = Programs { main: first, startup: second, host_rates };
+    let mut programs = Programs { main: first, startup: second, host_rates, ..Programs::new() };
     programs.main.swap_name_counters(&mut names);
     let before = [Mark::of(&programs.main), Mark::of(&programs.startup)];
     let net = Net::from_programs(programs);

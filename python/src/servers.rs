@@ -253,7 +253,7 @@ pub fn infer_program(
 ) -> PyResult<ProgramCell> {
     let test = main.get().whole()?.clone_for_test().or_raise()?;
     let startup = ir::Program::clone(&*startup.get().program()?);
-    let mut programs = Programs { main: test, startup, host_rates: Vec::new() };
+    let mut programs = Programs { main: test, startup, ..Programs::new() };
     let made = with_worker(py, cell, |worker| {
         worker.flush()?;
         worker.job().plan.read_tables(&mut programs, Registry::standard())?;

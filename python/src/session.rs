@@ -72,7 +72,7 @@ impl Working {
             return Ok(Arc::clone(found));
         }
         let main = ir::Program::clone(program);
-        let mut programs = Programs { main, startup: ir::Program::new(), host_rates: Vec::new() };
+        let mut programs = Programs { main, ..Programs::new() };
         self.worker.job().plan.read_tables(&mut programs, Registry::standard())?;
         let made = Arc::new(programs.main);
         if self.evaluations.len() >= EVALUATIONS_MAX {

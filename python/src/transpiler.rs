@@ -131,6 +131,7 @@ pub fn transpile(
         main: ir::Program::clone(&held.program),
         startup: ir::Program::clone(&start.program),
         host_rates: held.host_rates.clone(),
+        ..Programs::new()
     };
     let before = names.clone();
     programs.main.swap_name_counters(&mut names);

@@ -189,7 +189,10 @@ impl Job<'_> {
             }
             for index in 0..count {
                 let Copies { first, stride, count } = self.copies;
-                let who = if count == self.ranks.count { "all ranks" } else { "copies" };
+                let who = match count == self.ranks.count {
+                    true => "all ranks".to_string(),
+                    false => format!("{count} copies"),
+                };
                 let ring = self.ring(&format!("{who} {index}"), first, stride, count);
                 self.rings.gradients.push(ring);
             }

@@ -119,6 +119,10 @@ pub(crate) fn communication(program: &Program, rings: &WholeRings) -> String {
             if op.attr("ring_id").is_none() || !rings.0.contains(&op.attr_int("ring_id")) {
                 continue;
             }
+            // Of two ranks, one sends a message and the other receives it.
+            if op.attr("peer").is_some() {
+                continue;
+            }
             let ring = op.attr_int("ring_id");
             // Sharding: a parameter has another name on ranks that receive it.
             let name = |id| program.var_name(id).split(RECEIVED).next().unwrap_or_default();

@@ -193,10 +193,10 @@ pub mod strategy {
     pub use fleet_strategy::{
         AdaptiveLocalSgdConfig, AmpConfig, AsyncConfig, BuildStrategy, CtrAccessorParameter,
         DgcConfig, DistributedStrategy, ExecutionStrategy, FsClientParameter, GradientMergeConfig,
-        HybridConfig, LambConfig, LarsConfig, LocalSgdConfig, LocalVar, Notices, RecomputeConfig,
-        ShardingConfig, Spread, StrategyForm, StrategySource, TableAccessorParameter,
-        TableParameter, TensorParallelConfig, TrainerDescConfig, Value, Written, cost, local_state,
-        validate,
+        HybridConfig, LambConfig, LarsConfig, LocalSgdConfig, LocalVar, Notices, PipelineConfig,
+        RecomputeConfig, ShardingConfig, Spread, StageInfo, StrategyForm, StrategySource,
+        TableAccessorParameter, TableParameter, TrainerDescConfig, Value, Written, cost,
+        local_state, validate,
     };
 }
 

@@ -8,7 +8,7 @@ use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::{Program, VarId};
 use fleet_nn::{HostRate, Programs};
 use fleet_ops::Services;
-use fleet_strategy::{LOSS_SCALE, Plan, SKIPPED_STEPS};
+use fleet_strategy::{LOSS_SCALE, SKIPPED_STEPS, StageInfo};
 use fleet_tensor::{DType, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Once};
@@ -32,6 +32,8 @@ pub struct Session {
     steps: Arc<AtomicU64>,
     /// Link to the sessions of the other ranks.
     peers: Option<StepPeers>,
+    /// The stage that this rank trains, in a pipeline.
+    stage: Option<StageInfo>,
 }
 
 impl Session {
@@ -66,8 +68,15 @@ impl Session {
     ) -> Result<Session> {
         warn_of_slow_kernels();
         let test = programs.for_test()?;
-        let (steps, whole, copies, peers) = Default::default();
-        Ok(Session { programs, scope, executor, test, whole, copies, steps, peers })
+        Ok(Session {
+            programs,
+            scope,
+            executor,
+            test,
+            steps: Arc::default(),
+            peers: None,
+            stage: None,
+        })
     }
 
     /// Returns the session with these services for its programs.
@@ -126,6 +135,44 @@ impl Session {
         Session { peers: Some(peers), ..self }
     }
 
+    /// Returns the stage that this rank trains, in a pipeline.
+    ///
+    /// ```
+    /// # use fleet::prelude::*;
+    /// use fleet::strategy::{PipelineConfig, StageInfo};
+    /// let (fleet, net) = (Fleet::collective()?, Net::new());
+    /// let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
+    /// let pipeline = PipelineConfig::default().with_accumulate_steps(2);
+    /// let strategy = DistributedStrategy::new().use_pipeline(pipeline);
+    /// let job = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).minimize(&net, loss)?;
+    /// let session = fleet.session(net.build()?, &job, ExecOptions::default())?;
+    /// let stage: &StageInfo = session.stage().unwrap();
+    /// // All stages of a pipeline are fed the same batch: that of their copy of the model.
+    /// assert_eq!((stage.number, stage.count, stage.copy, stage.copies), (0, 1, 0, 1));
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn stage(&self) -> Option<&StageInfo> {
+        self.stage.as_ref()
+    }
+
+    /// Sets the stage of this rank.
+    pub(crate) fn with_stage(self, stage: Option<StageInfo>) -> Session {
+        Session { stage, ..self }
+    }
+
+    /// Rejects fetches of variables that another stage of the pipeline has.
+    fn check_fetch(&self, program: &Program, fetch: &[&str]) -> Result<()> {
+        let Some(stage) = &self.stage else { return Ok(()) };
+        let here = |name: &&&str| program.find_var(name).is_none();
+        let Some(name) = fetch.iter().find(here) else { return Ok(()) };
+        let Some(other) = stage.elsewhere.get(*name) else { return Ok(()) };
+        let ranks: Vec<String> =
+            (0..stage.copies).map(|copy| (copy * stage.count + other).to_string()).collect();
+        Err(Error::invalid(format!("'{name}' is on stage {other} of the pipeline"))
+            .expected(format!("a variable of stage {}, or the loss", stage.number))
+            .help(format!("fetch it on rank {}", ranks.join(" or "))))
+    }
+
     /// Returns the reason for an error of a step, if it lies in a difference between ranks.
     fn explained(&mut self, error: Error, feed: &[(&str, &Tensor)], fetch: &[&str]) -> Error {
         let Some(peers) = self.peers.as_ref().filter(|peers| peers.disagree()) else {
@@ -149,6 +196,7 @@ impl Session {
         fetch: &[&str],
         out: &mut Vec<Tensor>,
     ) -> Result<()> {
+        self.check_fetch(&self.programs.main, fetch)?;
         self.begin_step();
         set_host_rates(&self.programs.host_rates, &mut self.scope)?;
         let ran = self.executor.run_into(&self.programs.main, &mut self.scope, feed, fetch, out);
@@ -162,6 +210,7 @@ impl Session {
         fetch: &[&str],
         out: &mut Vec<Tensor>,
     ) -> Result<()> {
+        self.check_fetch(&self.test, fetch)?;
         let step = self.scope.step();
         let ran = self.executor.run_into(&self.test, &mut self.scope, feed, fetch, out);
         self.scope.set_step(step);

@@ -24,6 +24,10 @@ fn switched_off(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
         if name == "a_sync" || configs.ignored.is_some() || !assigned(configs) {
             continue;
         }
+        // More than one stage turns the pipeline on.
+        if name == "pipeline" && strategy.hybrid_configs().pp_degree() > 1 {
+            continue;
+        }
         if !matches!(strategy.slot(switch.number).first(), Some(Item::Bool(true))) {
             let problem = Problem::warning(configs.name, format!("has no effect: {name} is off"))
                 .why("settings apply only when their switch is on")

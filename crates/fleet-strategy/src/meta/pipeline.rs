@@ -153,8 +153,10 @@ impl Strategy for PipelineParallel {
             job.gradient_rings();
         }
         job.reserve_rings(STAGES_RING);
-        let ring =
-            (layout.size.stages > 1).then(|| job.ring_along("stages", &grid, Axis::Pipeline));
+        let ring = (layout.size.stages > 1).then(|| {
+            let label = format!("{} stages", layout.size.stages);
+            job.ring_along(&label, &grid, Axis::Pipeline)
+        });
         let info = StageInfo {
             number: grid.place(Axis::Pipeline, rank),
             count: layout.size.stages,
@@ -337,7 +339,8 @@ fn join_rings(job: &mut Job<'_>, pipeline: &mut Pipeline, stage: &Stage<'_>, all
     for pair in &pipeline.pairs {
         if pair.first == stage.number || pair.other == stage.number {
             let (low, high) = (stage.rank_of(pair.first), stage.rank_of(pair.other));
-            let label = format!("parameters of stages {} and {}", pair.first, pair.other);
+            let (first, other, count) = (pair.first, pair.other, stage.size.stages);
+            let label = format!("parameters of stages {first} and {other} of {count}");
             job.ring_at(pair.ring, &label, low, high - low, 2);
         }
     }

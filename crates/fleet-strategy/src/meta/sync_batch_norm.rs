@@ -43,7 +43,11 @@ impl Strategy for SyncBatchNorm {
         }
         // Created first, so that ring 0 is always the gradients' ring.
         job.gradient_rings();
-        let ring = job.ring("batch norm", first, stride, nranks);
+        let label = match nranks == job.ranks.count {
+            true => "batch norm".to_string(),
+            false => format!("batch norm of {nranks} copies"),
+        };
+        let ring = job.ring(&label, first, stride, nranks);
         let found = norms(&job.programs.main);
         let main = &mut job.programs.main;
         let mut ops = main.block(Program::ROOT).ops().to_vec();

@@ -395,7 +395,7 @@ impl ProgramArgs {
                 startup
             }
         };
-        Ok(Programs { main, startup, host_rates: Vec::new() })
+        Ok(Programs { main, startup, ..Programs::new() })
     }
 }
 

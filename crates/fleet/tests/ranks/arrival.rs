@@ -63,7 +63,7 @@ fn fused_updates(session: &mut Session, x: &Tensor, y: &Tensor, fetch: &[&str]) 
 /// Runs in a rank process.
 pub fn compare(fleet: &Fleet, name: &str) -> Result<()> {
     let mut sessions = [session(fleet, name, true)?, session(fleet, name, false)?];
-    let (x, y) = feed(fleet, 0)?;
+    let (x, y) = feed(&sessions[0], fleet, 0)?;
     let free = DELAYED.iter().find(|(held, _)| *held == name).map_or(2, |(_, free)| *free);
     // If a sum is fetched, its bucket is summed by a separate op.
     for (fetch, expected) in [(&[][..], [free, 0]), (&["fc_0.w_0@GRAD"][..], [free.min(1), 0])] {
@@ -74,7 +74,7 @@ pub fn compare(fleet: &Fleet, name: &str) -> Result<()> {
         assert_eq!(fused, expected, "{name}: buckets that update on arrival, with {fetch:?}");
     }
     for number in 0..STEPS {
-        let (x, y) = feed(fleet, number)?;
+        let (x, y) = feed(&sessions[0], fleet, number)?;
         for session in &mut sessions {
             session.run(&[("x", &x), ("y", &y)], &[])?;
         }

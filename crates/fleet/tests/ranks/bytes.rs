@@ -26,7 +26,7 @@ pub fn count(fleet: &Fleet, name: &str) -> Result<()> {
         _ => plain,
     };
     let mut session = session_of(fleet, &strategy, Momentum::new(0.1, 0.9).into(), wide)?;
-    let (x, y) = feed(fleet, 0)?;
+    let (x, y) = feed(&session, fleet, 0)?;
     let mut sent = Vec::new();
     for _ in 0..4 {
         // No other rank's step is in progress when this rank counts.

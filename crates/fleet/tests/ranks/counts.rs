@@ -13,7 +13,7 @@ const ROUNDS: usize = 40;
 pub fn allocations(fleet: &Fleet, name: &str) -> Result<()> {
     let mut session = session(fleet, name)?;
     let batches: Vec<(Tensor, Tensor)> =
-        (0..ROUND).map(|number| feed(fleet, number)).collect::<Result<_>>()?;
+        (0..ROUND).map(|number| feed(&session, fleet, number)).collect::<Result<_>>()?;
     let feeds: Vec<[(&str, &Tensor); 2]> =
         batches.iter().map(|(x, y)| [("x", x), ("y", y)]).collect();
     let Session { programs, scope, executor, .. } = &mut session;

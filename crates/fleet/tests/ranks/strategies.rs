@@ -2,12 +2,12 @@
 
 use fleet::prelude::*;
 use fleet::strategy::{
-    AdaptiveLocalSgdConfig, AmpConfig, DgcConfig, DistributedStrategy, LambConfig, LarsConfig,
-    LocalSgdConfig, ShardingConfig,
+    AdaptiveLocalSgdConfig, AmpConfig, DgcConfig, DistributedStrategy, HybridConfig, LambConfig,
+    LarsConfig, LocalSgdConfig, PipelineConfig, ShardingConfig,
 };
 
 /// Names of the strategies.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 19] = [
     "plain",
     "amp",
     "recompute",
@@ -24,12 +24,17 @@ pub const NAMES: [&str; 16] = [
     "sharding_in_groups",
     "sharding_with_merge",
     "sharded_parameters",
+    "pipeline",
+    "pipelines",
+    "virtual_stages",
 ];
 
-pub fn strategy(name: &str) -> (DistributedStrategy, OptimizerDesc) {
+pub fn strategy(name: &str, ranks: usize) -> (DistributedStrategy, OptimizerDesc) {
     let plain = DistributedStrategy::new();
     let momentum: OptimizerDesc = Momentum::new(0.01, 0.9).into();
     let amp = AmpConfig::default().with_init_loss_scaling(256.0).with_incr_every_n_steps(2);
+    // Pipelines of two stages, if that divides the ranks.
+    let two_stages = HybridConfig::default().with_pp_degree(if ranks % 2 == 0 { 2 } else { 1 });
     let strategy = match name {
         "plain" => plain,
         "amp" => plain.use_amp(amp),
@@ -69,6 +74,19 @@ pub fn strategy(name: &str) -> (DistributedStrategy, OptimizerDesc) {
                 .with_segment_anchors(["batch_norm_0.tmp_2"]);
             return (plain.use_sharding(configs).use_amp(amp), Adam::new(0.01).into());
         }
+        "pipeline" => {
+            let pipeline = plain.use_pipeline(PipelineConfig::default().with_accumulate_steps(4));
+            return (pipeline, Adam::new(0.01).grad_clip(GradClip::GlobalNorm(0.1)).into());
+        }
+        "pipelines" => {
+            let micro = PipelineConfig::default().with_accumulate_steps(2);
+            let pipeline = plain.use_pipeline(micro.with_schedule_mode("F-then-B")).use_amp(amp);
+            return (pipeline.with_hybrid_configs(two_stages), Adam::new(0.01).into());
+        }
+        "virtual_stages" => {
+            let micro = PipelineConfig::default().with_accumulate_steps(2).with_virtual_stages(2);
+            plain.use_pipeline(micro).with_hybrid_configs(two_stages)
+        }
         other => panic!("no strategy {other}"),
     };
     (strategy, momentum)
@@ -77,7 +95,7 @@ pub fn strategy(name: &str) -> (DistributedStrategy, OptimizerDesc) {
 /// Opens a session with batch statistics, random numbers, and a parameter that is large enough to
 /// be compressed.
 pub fn session(fleet: &Fleet, name: &str) -> Result<Session> {
-    let (strategy, optimizer) = strategy(name);
+    let (strategy, optimizer) = strategy(name, fleet.worker_num());
     session_of(fleet, &strategy, optimizer, network)
 }
 
@@ -102,14 +120,16 @@ pub fn session_of(
 
 /// Runs one step on this rank's rows.
 pub fn step(session: &mut Session, fleet: &Fleet, number: u64) -> Result<()> {
-    let (x, y) = feed(fleet, number)?;
+    let (x, y) = feed(session, fleet, number)?;
     session.run(&[("x", &x), ("y", &y)], &[]).map(|_| ())
 }
 
-/// Returns this rank's rows of a step, as (x, y).
-pub fn feed(fleet: &Fleet, number: u64) -> Result<(Tensor, Tensor)> {
+/// Returns this rank's rows of a step, as (x, y). All stages of a pipeline get the same.
+pub fn feed(session: &Session, fleet: &Fleet, number: u64) -> Result<(Tensor, Tensor)> {
     const ROWS: usize = 4;
-    let from = (number as usize * fleet.worker_num() + fleet.worker_index()) * ROWS;
+    let own = (fleet.worker_index(), fleet.worker_num());
+    let (part, parts) = session.stage().map_or(own, |stage| (stage.copy, stage.copies));
+    let from = (number as usize * parts + part) * ROWS;
     let value = |at: usize| ((at * 37 + 11) % 97) as f32 / 97.0 - 0.5;
     let x: Vec<f32> = (from * 6..(from + ROWS) * 6).map(value).collect();
     let y: Vec<f32> = (from..from + ROWS).map(|row| value(row * 7 + 3)).collect();

@@ -89,9 +89,10 @@ impl Stage<'_> {
                     Pass::Forward => stages,
                     Pass::Backward => (stages.1, stages.0),
                 };
+                let count = self.size.stages;
                 let label = match pass {
-                    Pass::Forward => format!("stage {from} to {to}"),
-                    Pass::Backward => format!("gradients of stage {from} to {to}"),
+                    Pass::Forward => format!("stage {from} to {to} of {count}"),
+                    Pass::Backward => format!("gradients of stage {from} to {to} of {count}"),
                 };
                 let (from, to) = (self.rank_of(from), self.rank_of(to));
                 rings.insert(id, PairRing { id, label, ranks: (from.min(to), from.max(to)) });
