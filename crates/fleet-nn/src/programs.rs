@@ -24,8 +24,8 @@ pub struct Programs {
     pub startup: Program,
     /// Learning rates that the host computes before each step.
     pub host_rates: Vec<HostRate>,
-    /// The evaluation program, if it is not the forward part of `main`: a stage of a pipeline trains
-    /// on micro-batches and evaluates whole batches.
+    /// The evaluation program, if it is not the forward part of `main`: a stage of a pipeline
+    /// trains on micro-batches and evaluates whole batches.
     pub test: Option<Program>,
     /// The evaluation program of the whole model, if `main` has only a part of its ops.
     pub whole: Option<Program>,

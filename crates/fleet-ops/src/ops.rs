@@ -161,7 +161,7 @@ const AFTER_UNARY: &[&OpDef] = &[
     &tensor::gather::GATHER,
     &tensor::gather::INDEX_SELECT,
     &tensor::gather::GATHER_ND,
-    &tensor::micro_batch::DEF,
+    &tensor::micro_batch_slice::DEF,
     &tensor::nonzero_rows::DEF,
     &tensor::one_hot::ONE_HOT,
     &tensor::one_hot::SHAPE,

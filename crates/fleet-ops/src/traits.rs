@@ -56,9 +56,9 @@ pub struct OpTraits {
     pub offloads: bool,
     /// Estimates the work of the op, for known sizes.
     pub cost: fn(&CostCtx<'_>) -> Cost,
-    /// Whether memory that the op sends, or of which only the root needs the result, is free when the
-    /// lane's next calls begin. Other memory that a ring's lane uses last is kept to the end of the
-    /// run, so that compute never waits for the lane.
+    /// Whether memory that the op sends, or of which only the root needs the result, is free when
+    /// the lane's next calls begin. Other memory that a ring's lane uses last is kept to the end of
+    /// the run, so that compute never waits for the lane.
     pub frees_early: bool,
     /// Communication that one rank sends, if any. An op that sends has the attributes
     /// `ring_id` and `nranks`.

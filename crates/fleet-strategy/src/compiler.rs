@@ -4,8 +4,8 @@
 use crate::decision::{Decision, Outcome};
 use crate::effective::Effective;
 use crate::job::{Copies, Job, OwnUpdates, Rings};
-use crate::meta::pipeline::StageInfo;
 use crate::meta::{Facts, Strategy, data_parallel};
+use crate::pipeline::StageInfo;
 use crate::ranks::{Ranks, RingSpec};
 use crate::rates::Cluster;
 use crate::report::{Report, decide};

@@ -2,8 +2,8 @@
 
 use crate::effective::Effective;
 use crate::grid::{Axis, Grid};
-use crate::meta::pipeline::Pipeline;
 use crate::owners::Shards;
+use crate::pipeline::Pipeline;
 use crate::ranks::{Ranks, RingSpec};
 use fleet_base::{Error, Result};
 use fleet_ir::{BlockId, Division, OpId, OpRole, Program, Var, VarId, VarKind};
@@ -177,8 +177,8 @@ impl Job<'_> {
         self.rings.count = self.rings.count.max(count);
     }
 
-    /// Returns the rings of the ranks that sum gradients, [`Job::copies`]; creates them on the first
-    /// call.
+    /// Returns the rings of the ranks that sum gradients, [`Job::copies`]; creates them on the
+    /// first call.
     pub fn gradient_rings(&mut self) -> Vec<i64> {
         if self.rings.gradients.is_empty() {
             let asked = self.strategy.nccl_comm_num();

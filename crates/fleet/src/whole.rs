@@ -1,5 +1,5 @@
-//! The whole model of a job whose ranks divide it (sharding, pipelines), on rank 0: to save it in one
-//! place, or to export it.
+//! The whole model of a job whose ranks divide it (sharding, pipelines), on rank 0: to save it in
+//! one place, or to export it.
 
 use crate::slices::{copy_common, divisions};
 use crate::{Fleet, Session};

@@ -171,10 +171,10 @@ message! {
         /// Each tensor-parallel worker sends only a part.
         enable_partial_send_recv(5): optional bool = true,
             ignored "a worker sends whole values to the next stage";
-        /// Parts of the program on each stage (interleaved schedule): stage s of S runs the parts s,
-        /// S + s, 2 S + s ... This shortens the time in which stages wait, and sends more. 1 if it is
-        /// not assigned and labels do not name more parts than there are stages. This is Fleet's
-        /// own field, unknown to other readers of the message.
+        /// Parts of the program on each stage (interleaved schedule): stage s of S runs the parts
+        /// s, S + s, 2 S + s ... This shortens the time in which stages wait, and sends more. 1 if
+        /// it is not assigned and labels do not name more parts than there are stages. This is
+        /// Fleet's own field, unknown to other readers of the message.
         virtual_stages(1001): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
     }
 

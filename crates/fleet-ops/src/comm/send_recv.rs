@@ -5,7 +5,7 @@
 use super::{LABEL, NRANKS, RING_ID, TRAITS, USE_CALC_STREAM, rank_attr};
 use crate::prelude::*;
 use crate::rules::check_row_major;
-use crate::tensor::micro_batch::micro_rows;
+use crate::tensor::micro_batch_slice::micro_rows;
 
 /// The op `send_v2`.
 pub static SEND: OpDef = OpDef {
@@ -63,7 +63,8 @@ pub static RECV: OpDef = OpDef {
     traits: OpTraits { shape_only: &["Rows"], ..TRAITS },
 };
 
-/// Returns the declared shape, with the multiples of rows replaced by numbers if the rows are known.
+/// Returns the declared shape, with the multiples of rows replaced by numbers if the rows are
+/// known.
 fn received_shape(i: &InferCtx<'_>) -> Result<Shape> {
     let mut dims = i.op.attr_ints("out_shape").to_vec();
     let Some(rows_of) = i.inputs("Rows").first() else { return Shape::new(&dims) };

@@ -2,12 +2,12 @@
 
 pub mod assign;
 pub(crate) mod broadcast_view;
-pub(crate) mod concat;
+pub mod concat;
 pub(crate) mod expand;
 pub mod fill;
 pub(crate) mod flip;
 pub(crate) mod gather;
-pub mod micro_batch;
+pub mod micro_batch_slice;
 pub mod nonzero_rows;
 pub(crate) mod one_hot;
 pub(crate) mod pad;

@@ -10,7 +10,8 @@
 //!   across their leaders, and broadcast within groups. With `sync_nccl_allreduce` assigned true,
 //!   all of this runs in the compute lane, without overlap.
 
-use super::{Applies, Facts, Strategy, pipeline, trains_alone};
+use super::pipeline::stages;
+use super::{Applies, Facts, Strategy, trains_alone};
 use crate::buckets::{self, Item};
 use crate::effective::Effective;
 use crate::job::{Copies, Job, prepend};
@@ -67,7 +68,7 @@ impl Strategy for DataParallel {
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
         let (copies, count) = (strategy.hybrid_configs().dp_degree(), facts.ranks.count);
-        let is_pipeline = pipeline::is_on(strategy);
+        let is_pipeline = stages::is_on(strategy);
         if copies > 0 && copies as usize != count && !strategy.sharding() && !is_pipeline {
             let field = "hybrid_configs.dp_degree".to_string();
             let ranks = if facts.servers.is_some() { "workers trains" } else { "ranks holds" };
@@ -79,7 +80,7 @@ impl Strategy for DataParallel {
             _ if strategy.sharding() => {
                 Applies::Idle("sharding sends gradients to the owners of parameters".into())
             }
-            _ if is_pipeline => match pipeline::copies(strategy, facts) {
+            _ if is_pipeline => match stages::copies(strategy, facts) {
                 1 => Applies::Idle("one pipeline: each parameter is on one rank".into()),
                 copies => Applies::Yes(format!(
                     "{copies} pipelines: gradients are summed over the ranks of equal stages"

@@ -2,7 +2,8 @@
 //! (`g.cast_bf16_0` with `fp16_allreduce_dtype` bfloat16). On arrival they are cast back,
 //! `g.cast_fp16_0.cast_fp32_0`.
 
-use super::{Applies, Facts, Strategy, WithServers, pipeline, trains_alone};
+use super::pipeline::stages;
+use super::{Applies, Facts, Strategy, WithServers, trains_alone};
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
 use fleet_base::Result;
@@ -29,7 +30,7 @@ impl Strategy for Fp16AllReduce {
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
-        if pipeline::copies(strategy, facts) == 1 {
+        if stages::copies(strategy, facts) == 1 {
             return Applies::Idle("one rank: no gradient is sent".into());
         }
         if trains_alone(strategy) {

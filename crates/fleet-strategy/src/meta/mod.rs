@@ -116,13 +116,12 @@ macro_rules! strategies {
     };
 }
 
-// Each with its name in documents, the field that switches it on (if any), and its kind.
-// Outermost first: the order in which the chain is printed. It matters for these pairs.
-// Pipeline is outside of all that change the passes, since it cuts and repeats
-// them. fp16_allreduce is inside data parallel and sharding, so that casts precede sums. Gradient merge
-// is inside all of them, so that the merged gradient is sent. AMP is outside of recompute, and its
-// `forward` precedes recompute's `backward`, so that the rewritten forward pass is recomputed.
-// Tensor parallelism is innermost: its ring has the first number, and AMP casts the parts.
+// Each with its name in documents, the field that switches it on (if any), and its kind. Outermost
+// first: the order in which the chain is printed. It matters for these pairs. Pipeline is outside
+// of all that change the passes, since it cuts and repeats them. fp16_allreduce is inside data
+// parallel and sharding, so that casts precede sums. Gradient merge is inside all of them, so that
+// the merged gradient is sent. AMP is outside of recompute, and its `forward` precedes recompute's
+// `backward`, so that the rewritten forward pass is recomputed.
 strategies! {
     RawProgram = "RawProgram", Keeps: data_parallel::DataParallel;
     Sharding = "Sharding" (sharding), Keeps: sharding::Sharding;

@@ -3,8 +3,8 @@
 //! stage `r mod pp_degree`.
 //!
 //! Rings: 2 connects the ranks of equal stages, 4 the stages of one pipeline, and from 20 on each
-//! connects two neighbours in one direction: `20 + 2 s` sends values from stage `s` to the next one,
-//! `21 + 2 s` gradients back. Rings after these connect stages that share parameters.
+//! connects two neighbours in one direction: `20 + 2 s` sends values from stage `s` to the next
+//! one, `21 + 2 s` gradients back. Rings after these connect stages that share parameters.
 //!
 //! * forward: forward ops get the labels of their parts (`pipeline/stages.rs`).
 //! * backward: the gradient of the loss is scaled by 1/M and, over all pipelines, by their number.
@@ -13,8 +13,8 @@
 //!   (`pipeline/flow.rs`). Gradients are summed in `p@GRAD@MERGED`, in the order of micro-batches.
 //!   Parameters of several stages are in `pipeline/shared.rs`. The user's names stand for the
 //!   results of the whole batch (`pipeline/outputs.rs`).
-//! * Later phases see the merged gradients of this stage's parameters. The global norm and the check
-//!   for finite gradients include those of all stages.
+//! * Later phases see the merged gradients of this stage's parameters. The global norm and the
+//!   check for finite gradients include those of all stages.
 //! * finish: state of other stages leaves both programs.
 
 mod flow;
@@ -22,7 +22,7 @@ mod outputs;
 mod schedule;
 mod shared;
 mod sizes;
-mod stages;
+pub(super) mod stages;
 mod unroll;
 
 use super::data_parallel::scale_loss_gradient;
@@ -30,53 +30,24 @@ use super::{Applies, Conflict, Facts, Strategy, StrategyId, WithServers, segment
 use crate::effective::Effective;
 use crate::grid::Axis;
 use crate::job::{Copies, Job};
+use crate::pipeline::{Pipeline, Size, StageInfo};
 use fleet_base::{Error, Result};
 use fleet_config::Problem;
 use fleet_ir::{Program, VarId};
 use fleet_nn::optimizer::SharedUpdate;
 use flow::Flow;
-use schedule::{Pass, Schedule, Size};
-use shared::{Gradient, Pair};
+use schedule::{Pass, Schedule};
+use shared::Gradient;
 use sizes::Sizes;
-use stages::{Layout, Place};
+use stages::Place;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use unroll::{Stage, Unrolled};
 
 pub struct PipelineParallel;
 
-/// A pipeline, seen from one of its stages.
-pub struct Pipeline {
-    layout: Layout,
-    /// Ring of all stages; none if there is one stage.
-    ring: Option<i64>,
-    /// Parameters of several stages, with the stages.
-    shared: Vec<(String, BTreeSet<usize>)>,
-    pairs: Vec<Pair>,
-    /// State that the program used before it was cut.
-    state: Vec<VarId>,
-    pub info: StageInfo,
-}
-
-/// The stage of a rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StageInfo {
-    /// Number of the stage, from 0.
-    pub number: usize,
-    /// Number of stages.
-    pub count: usize,
-    /// Number of this rank's pipeline. Ranks of one pipeline are fed the same batch.
-    pub copy: usize,
-    /// Number of pipelines.
-    pub copies: usize,
-    /// Number of micro-batches in a batch.
-    pub micro_batches: usize,
-    /// Variables that other stages have, with one of these stages.
-    pub elsewhere: HashMap<String, usize>,
-}
-
 impl Strategy for PipelineParallel {
     fn wanted(&self, strategy: &Effective<'_>) -> bool {
-        is_on(strategy)
+        stages::is_on(strategy)
     }
 
     fn conflicts(&self) -> &'static [Conflict] {
@@ -121,7 +92,7 @@ impl Strategy for PipelineParallel {
             );
             return Applies::Refused(field.into(), reason);
         }
-        let layout = match Layout::of(strategy, facts.program, facts.ranks.count) {
+        let layout = match stages::layout(strategy, facts.program, facts.ranks.count) {
             Ok(layout) => layout,
             Err((field, reason)) => return Applies::Refused(field, reason),
         };
@@ -143,7 +114,7 @@ impl Strategy for PipelineParallel {
 
     fn optimizer(&self, job: &mut Job<'_>) -> Result<()> {
         let (rank, count) = (job.ranks.rank, job.ranks.count);
-        let layout = Layout::of(job.strategy, &job.programs.main, count)
+        let layout = stages::layout(job.strategy, &job.programs.main, count)
             .map_err(|(field, reason)| Error::invalid(reason).at(field))?;
         let (grid, copies) = (layout.grid, layout.copies());
         let (first, stride) = (grid.first(Axis::Data, rank), grid.stride(Axis::Data));
@@ -211,21 +182,6 @@ impl Strategy for PipelineParallel {
 /// The documented numbers of the rings of equal stages and of the stages of a pipeline.
 const FIRST_RING: i64 = 2;
 const STAGES_RING: i64 = 4;
-
-/// Returns whether a strategy asks for a pipeline.
-pub(crate) fn is_on(strategy: &Effective<'_>) -> bool {
-    strategy.pipeline() || strategy.hybrid_configs().pp_degree() > 1
-}
-
-/// Returns the number of ranks that train copies of the same parameters: all ranks, unless they are
-/// stages of pipelines.
-pub(super) fn copies(strategy: &Effective<'_>, facts: &Facts<'_>) -> usize {
-    let count = facts.ranks.count;
-    if !is_on(strategy) {
-        return count;
-    }
-    Layout::of(strategy, facts.program, count).map_or(count, |layout| layout.copies())
-}
 
 fn of<'a>(job: &'a Job<'_>) -> Result<&'a Pipeline> {
     job.pipeline.as_ref().ok_or_else(missing)

@@ -106,8 +106,8 @@ fn cut(main: &Program, forward: &[OpId], checkpoints: &[VarId]) -> HashMap<OpId,
     segment_of
 }
 
-/// Makes the ops of each stage of a pipeline segments of their own, so that what stages send is kept,
-/// and each recomputes its own values.
+/// Makes the ops of each stage of a pipeline segments of their own, so that what stages send is
+/// kept, and each recomputes its own values.
 fn cut_at_stages(main: &Program, forward: &[OpId], segment_of: &mut HashMap<OpId, usize>) {
     let mut numbers: HashMap<(usize, Option<&str>), usize> = HashMap::new();
     for id in forward {

@@ -1,7 +1,8 @@
 //! Synchronous batch norm: computes statistics over the whole batch of all ranks. `batch_norm` ops
 //! become `sync_batch_norm`, on their own ring.
 
-use super::{Applies, Facts, Named, Strategy, WithServers, pipeline};
+use super::pipeline::stages;
+use super::{Applies, Facts, Named, Strategy, WithServers};
 use crate::effective::Effective;
 use crate::job::{Copies, Job};
 use fleet_base::Result;
@@ -21,7 +22,7 @@ impl Strategy for SyncBatchNorm {
         let program = facts.program;
         let all = program.block_ids().flat_map(|block| program.block_ops(block));
         let in_branches = all.filter(|(_, op)| measures(op)).count() - count;
-        match (pipeline::copies(strategy, facts), count) {
+        match (stages::copies(strategy, facts), count) {
             (1, _) => Applies::Idle("one rank: its batch is the whole batch".into()),
             _ if in_branches > 0 => Applies::Refused(
                 self.switch().into(),

@@ -271,7 +271,7 @@ fn strategy_of(strategy: &DistributedStrategy, stages: i32) -> DistributedStrate
     strategy.clone().with_hybrid_configs(HybridConfig::default().with_pp_degree(stages))
 }
 
-/// What a rank is fed in a step: for its pipeline, of all pipelines.
+/// Returns the values that a rank is fed in a step, by the number of its pipeline.
 type Feed = fn(step: usize, copy: usize, copies: usize) -> Vec<(&'static str, Tensor)>;
 
 /// Trains a network on `count` ranks; each fetches the variables that it has.
@@ -319,7 +319,7 @@ fn results_are_those_of_the_whole_batch() {
     for (stages, virtual_stages) in [(1, 1), (2, 1), (4, 1), (2, 2)] {
         let configs = configs(4, "1F1B").with_virtual_stages(virtual_stages);
         let strategy = DistributedStrategy::new().use_pipeline(configs);
-        let network = network(stages as usize * virtual_stages as usize);
+        let network = network(stages * virtual_stages as usize);
         let sgd: OptimizerDesc = Sgd::new(0.0).into();
         let fetch = [LOSS, "fc_0.tmp_2", "fc_5.tmp_1"];
         let ranks = train_fed(network, two_inputs, &sgd, &strategy, stages, &fetch);
@@ -497,7 +497,7 @@ fn order(program: &Program) -> String {
         let text = match (op.name(), names.find_map(micro)) {
             ("send_v2", _) => format!(">{}", op.attr_int("ring_id")),
             ("recv_v2", _) => format!("<{}", op.attr_int("ring_id")),
-            ("micro_batch" | "concat" | "sum" | "elementwise_add", _) | (_, None) => continue,
+            ("micro_batch_slice" | "concat" | "sum" | "elementwise_add", _) | (_, None) => continue,
             (_, Some(micro)) if op.role.is_forward() => format!("F{micro}"),
             (_, Some(micro)) => format!("B{micro}"),
         };
@@ -516,7 +516,7 @@ fn passes_are_in_the_order_of_the_schedule() {
         assert_eq!(plan.chain_text().replace("RawProgram -> ", ""), "Pipeline -> momentum");
         assert_eq!(order(&programs.main), expected);
     };
-    // What the next pass needs is received before a pass.
+    // Before a pass, values for the next one are received.
     let text = "F0 >20 <21 F1 >20 B0 <21 F2 >20 <21 B1 B2";
     check(two, configs(3, "1F1B"), Ranks::new(0, 2), text);
     let text = "<20 F0 <20 B0 >21 F1 <20 B1 >21 F2 B2 >21";

@@ -1,11 +1,12 @@
 //! The values that cross parts of a program, and the order in which they are sent.
 //!
-//! Values go from part to part: a value of part 0 that part 2 reads is sent to part 1, which sends it
-//! on. A stage that has the value already, for another of its parts, does not receive it again.
+//! Values go from part to part: a value of part 0 that part 2 reads is sent to part 1, which sends
+//! it on. A stage that has the value already, for another of its parts, does not receive it again.
 //! Every rank computes the lists of all parts from the whole program, so sender and receiver agree.
 
-use super::schedule::{Pass, Size};
+use super::schedule::Pass;
 use super::stages::Place;
+use crate::pipeline::Size;
 use fleet_base::{Error, Result};
 use fleet_ir::{OpId, Program, VarId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};

@@ -7,17 +7,18 @@
 //! The stage of the loss sends it to all others, with the other numbers that no op reads.
 
 use super::flow::{Flow, Origin};
-use super::schedule::{Pass, Size};
+use super::schedule::Pass;
 use super::sizes::Sizes;
 use super::stages::Place;
 use super::unroll::{Unrolled, changes_state};
+use crate::pipeline::Size;
 use fleet_base::Result;
 use fleet_ir::{OpId, OpRole, Program, VarId, VarKind};
 use fleet_ops::{
     Emit, Registry,
     comm::broadcast,
     math::{scale, sum},
-    tensor::{assign, fill},
+    tensor::{assign, concat, fill},
 };
 use fleet_tensor::DType;
 use std::collections::{BTreeSet, HashSet};
@@ -74,7 +75,7 @@ fn result(
         return Ok(());
     }
     if sizes.has_rows(emit.program, var) {
-        let call = emit.named_op("concat")?.inputs("X", copies).output("Out", var);
+        let call = emit.op(&concat::CONCAT).inputs("X", copies).output("Out", var);
         return call.attr("axis", 0i64).done().map(drop);
     }
     if keeps_state && is_number {

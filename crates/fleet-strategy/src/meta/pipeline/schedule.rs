@@ -7,9 +7,11 @@
 //! * With virtual stages (interleaved): stage `s` of `S` runs the parts `s`, `S + s`, `2 S + s` ...
 //!   Micro-batches take their turns in groups of `S`, which pass through all parts of a stage.
 //!
-//! Values between two stages are sent in the order of the sender's passes, and received in the order
-//! of the receiver's. Both are the same, because all stages take micro-batches and parts in the same
-//! order in each direction.
+//! Values between two stages are sent in the order of the sender's passes, and received in the
+//! order of the receiver's. Both are the same, because all stages take micro-batches and parts in
+//! the same order in each direction.
+
+use crate::pipeline::Size;
 
 /// A direction through the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,40 +26,6 @@ pub struct Unit {
     pub pass: Pass,
     pub part: usize,
     pub micro: usize,
-}
-
-/// The size of a pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
-    /// Number of stages.
-    pub stages: usize,
-    /// Number of parts of the program; a multiple of the stages.
-    pub parts: usize,
-    /// Number of micro-batches in a step.
-    pub micros: usize,
-}
-
-impl Size {
-    /// Returns the stage that runs a part.
-    pub fn stage_of(&self, part: usize) -> usize {
-        part % self.stages
-    }
-
-    /// Returns the parts of a stage, in the order of the program.
-    pub fn parts_of(&self, stage: usize) -> impl DoubleEndedIterator<Item = usize> + use<> {
-        (stage..self.parts).step_by(self.stages)
-    }
-
-    /// Returns the number of parts of each stage.
-    pub fn virtual_stages(&self) -> usize {
-        self.parts / self.stages
-    }
-
-    /// Returns the share of a step in which a stage waits, if all parts take the same time.
-    pub fn bubble(&self) -> f64 {
-        let waits = (self.stages - 1) as f64;
-        waits / ((self.virtual_stages() * self.micros) as f64 + waits)
-    }
 }
 
 /// An order of the passes.
@@ -160,7 +128,8 @@ mod tests {
         assert_eq!(bubble(1, 1, 4), 0.0);
     }
 
-    /// A stage of 1F1B holds the activations of as many micro-batches as there are stages from it on.
+    /// A stage of 1F1B holds the activations of as many micro-batches as there are stages from it
+    /// on.
     #[test]
     fn one_forward_one_backward_bounds_activations() {
         for stages in 1..6 {

@@ -6,9 +6,9 @@
 //! cut, and sends the sum back. Two stages talk over a ring of their own.
 
 use super::flow;
-use super::schedule::Size;
 use super::stages::Place;
 use crate::job::Job;
+use crate::pipeline::{Pair, Size};
 use fleet_base::Result;
 use fleet_ir::{OpId, OpRole, Program, Var, VarId};
 use fleet_ops::{
@@ -125,14 +125,6 @@ fn divide(
     }
     replaced.insert(id, sums);
     Ok(parts)
-}
-
-/// A ring between two stages that share parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pair {
-    pub first: usize,
-    pub other: usize,
-    pub ring: i64,
 }
 
 /// Returns the pairs of stages that share parameters, with their rings from `ring` on.

@@ -1,12 +1,12 @@
-//! The sizes of micro-batches: which fed variables are divided, and the shapes of values that follow
-//! from their rows.
+//! The sizes of micro-batches: which fed variables are divided, and the shapes of values that
+//! follow from their rows.
 //!
 //! Fed variables whose first dimension is open (-1) are divided. If none is open, the program is
 //! written for one batch size, and those with the largest first dimension are divided. All others
 //! are read whole by each micro-batch.
 //!
-//! A stage declares the shapes of values that it receives. Open dimensions are multiples of the rows
-//! of a micro-batch. These are `micro_batch_size`, or follow from what the rank is fed.
+//! A stage declares the shapes of values that it receives. Open dimensions are multiples of the
+//! rows of a micro-batch. These are `micro_batch_size`, or follow from what the rank is fed.
 
 use super::flow::Member;
 use crate::effective::Effective;

@@ -1,24 +1,24 @@
 //! The parts of a program: by the device labels of its ops, or cut by cost.
 //!
 //! `gpu:0`, `gpu:1` .. (`device_guard`) name the parts, and `gpu:all` is every part. A program
-//! without such labels is cut into contiguous parts of its forward ops: the slowest part takes about
-//! as little time as it can, and of such cuts, the one is used that sends the fewest bytes. Cuts are
-//! between layers, because a cut inside a layer would prevent fusions. Ops that follow from constants
-//! alone run in every part that needs them.
+//! without such labels is cut into contiguous parts of its forward ops: the slowest part takes
+//! about as little time as it can, and of such cuts, the one is used that sends the fewest bytes.
+//! Cuts are between layers, because a cut inside a layer would prevent fusions. Ops that follow
+//! from constants alone run in every part that needs them.
 //!
 //! The forward ops get these labels before the backward pass is appended, which copies them.
 
 use crate::auto::op_cost;
 use crate::effective::Effective;
-use crate::grid::{Axis, Grid};
+use crate::grid::Grid;
 use crate::job::Job;
+use crate::meta::Facts;
+use crate::pipeline::{Layout, Size};
 use crate::rates::{BATCH_ASSUMED, Rates};
 use fleet_ir::{Op, OpId, Program, VarId};
 use fleet_ops::{Registry, meta};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-
-use super::schedule::Size;
 
 /// Where an op runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,60 +44,59 @@ impl Place {
     }
 }
 
-/// How the ranks of a job form pipelines.
-#[derive(Clone, Copy, Debug)]
-pub struct Layout {
-    pub grid: Grid,
-    pub size: Size,
-    /// Whether labels name the parts.
-    pub is_labelled: bool,
-}
-
 /// The field at fault, and the reason.
 pub type Refusal = (String, String);
 
 const PP_DEGREE: &str = "hybrid_configs.pp_degree";
 const VIRTUAL_STAGES: &str = "pipeline_configs.virtual_stages";
 
-impl Layout {
-    /// Returns the layout that a strategy gives `ranks` ranks.
-    pub fn of(
-        strategy: &Effective<'_>,
-        program: &Program,
-        ranks: usize,
-    ) -> Result<Layout, Refusal> {
-        let labelled = labelled(program).map_err(|reason| ("pipeline".to_string(), reason))?;
-        let micros = strategy.pipeline_configs().accumulate_steps().max(1) as usize;
-        let is_labelled = labelled.is_some();
-        if ranks == 1 {
-            let size = Size { stages: 1, parts: 1, micros };
-            return Ok(Layout { grid: Grid::new([1; 4]), size, is_labelled });
-        }
-        let (stages, parts) = stages(strategy, labelled, ranks)?;
-        let grid = grid(strategy, ranks, stages)?;
-        let size = Size { stages, parts, micros };
-        let forward = program.root_ops().filter(|(_, op)| op.role.is_forward()).count();
-        if !is_labelled && forward < parts {
-            let reason = format!(
-                "the program has {forward} forward ops, which cannot form {parts} stages that \
-                 each have ops"
-            );
-            return Err((PP_DEGREE.into(), reason));
-        }
-        if parts > stages && !micros.is_multiple_of(stages) {
-            let reason = format!(
-                "with virtual stages, micro-batches run in groups of {stages}, one for each stage: \
-                 expected accumulate_steps to be a multiple of {stages}, got {micros}"
-            );
-            return Err(("pipeline_configs.accumulate_steps".into(), reason));
-        }
-        Ok(Layout { grid, size, is_labelled })
-    }
+/// Returns whether a strategy asks for a pipeline.
+pub fn is_on(strategy: &Effective<'_>) -> bool {
+    strategy.pipeline() || strategy.hybrid_configs().pp_degree() > 1
+}
 
-    /// Returns the number of pipelines, each with a copy of the model.
-    pub fn copies(&self) -> usize {
-        self.grid.degree(Axis::Data)
+/// Returns the number of ranks that train copies of the same parameters: all ranks, unless they are
+/// stages of pipelines.
+pub fn copies(strategy: &Effective<'_>, facts: &Facts<'_>) -> usize {
+    let count = facts.ranks.count;
+    if !is_on(strategy) {
+        return count;
     }
+    layout(strategy, facts.program, count).map_or(count, |layout| layout.copies())
+}
+
+/// Returns the layout that a strategy gives `ranks` ranks.
+pub fn layout(
+    strategy: &Effective<'_>,
+    program: &Program,
+    ranks: usize,
+) -> Result<Layout, Refusal> {
+    let labelled = labelled(program).map_err(|reason| ("pipeline".to_string(), reason))?;
+    let micros = strategy.pipeline_configs().accumulate_steps().max(1) as usize;
+    let is_labelled = labelled.is_some();
+    if ranks == 1 {
+        let size = Size { stages: 1, parts: 1, micros };
+        return Ok(Layout { grid: Grid::new([1; 4]), size, is_labelled });
+    }
+    let (stages, parts) = stages(strategy, labelled, ranks)?;
+    let grid = grid(strategy, ranks, stages)?;
+    let size = Size { stages, parts, micros };
+    let forward = program.root_ops().filter(|(_, op)| op.role.is_forward()).count();
+    if !is_labelled && forward < parts {
+        let reason = format!(
+            "the program has {forward} forward ops, which cannot form {parts} stages that \
+                 each have ops"
+        );
+        return Err((PP_DEGREE.into(), reason));
+    }
+    if parts > stages && !micros.is_multiple_of(stages) {
+        let reason = format!(
+            "with virtual stages, micro-batches run in groups of {stages}, one for each stage: \
+                 expected accumulate_steps to be a multiple of {stages}, got {micros}"
+        );
+        return Err(("pipeline_configs.accumulate_steps".into(), reason));
+    }
+    Ok(Layout { grid, size, is_labelled })
 }
 
 /// Returns the grid of pipelines with this number of stages.
@@ -140,7 +139,7 @@ fn stages(
         Some(degree) => degree,
         None => parts / virtual_stages.unwrap_or(1),
     };
-    let several = virtual_stages.unwrap_or(if stages > 0 { parts / stages } else { 0 });
+    let several = virtual_stages.or(parts.checked_div(stages)).unwrap_or(0);
     if stages > 0 && stages * several == parts {
         return Ok((stages, parts));
     }
@@ -209,8 +208,8 @@ fn forward_ops(main: &Program) -> Vec<OpId> {
     main.root_ops().filter(|(_, op)| op.role.is_forward()).map(|(id, _)| id).collect()
 }
 
-/// Returns the labels of all forward ops. Those that strategies have added without a label run where
-/// their inputs come from.
+/// Returns the labels of all forward ops. Those that strategies have added without a label run
+/// where their inputs come from.
 fn completed(main: &Program) -> Vec<(OpId, Place)> {
     let mut made: HashMap<VarId, usize> = HashMap::new();
     let mut places = Vec::new();

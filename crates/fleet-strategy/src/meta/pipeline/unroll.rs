@@ -1,25 +1,26 @@
 //! The main program of a stage: its passes for all micro-batches, in the order of the schedule.
 //!
-//! Each micro-batch has its own copy of every variable, `v@MICRO_<i>`. Parameters and other state are
-//! not copied, so batch statistics change in the order of the micro-batches. Ops that follow from
-//! parameters and constants alone run once in a step.
+//! Each micro-batch has its own copy of every variable, `v@MICRO_<i>`. Parameters and other state
+//! are not copied, so batch statistics change in the order of the micro-batches. Ops that follow
+//! from parameters and constants alone run once in a step.
 //!
 //! A pass sends a value right after the op that computes it. What the next pass needs is received
 //! while the one before it runs, so that transfers overlap compute.
 
 use super::flow::Flow;
-use super::schedule::{Pass, Schedule, Size, Unit};
+use super::schedule::{Pass, Schedule, Unit};
 use super::shared::Gradient;
 use super::sizes::Sizes;
 use super::stages::Place;
 use crate::grid::{Axis, Grid};
+use crate::pipeline::Size;
 use fleet_base::Result;
 use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_ops::{
     Emit, Registry,
     comm::send_recv,
     math::{elementwise, sum},
-    tensor::{fill, micro_batch},
+    tensor::{fill, micro_batch_slice},
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -421,7 +422,7 @@ impl Unroller<'_, '_> {
         let piece = Var { shape, stop_gradient: true, ..Var::new(name, old.dtype, old.shape) };
         let piece = self.main.add_var(Program::ROOT, piece)?;
         let mut emit = Emit::new(self.main, self.registry, OpRole::FORWARD);
-        let call = emit.op(&micro_batch::DEF).input("X", var).output("Out", piece);
+        let call = emit.op(&micro_batch_slice::DEF).input("X", var).output("Out", piece);
         let call = call.attr("index", micro).attr("count", micros);
         call.attr("rows", sizes.rows.unwrap_or(-1)).done()?;
         self.ops.append(&mut emit.ops);
@@ -496,7 +497,8 @@ impl Unroller<'_, '_> {
         Ok(())
     }
 
-    /// Copies an op for a micro-batch. Random ops of different micro-batches draw different numbers.
+    /// Copies an op for a micro-batch. Random ops of different micro-batches draw different
+    /// numbers.
     fn copy_op(&mut self, id: OpId, micro: usize) -> Result<OpId> {
         let mut op = self.main.op(id).clone();
         for var in op.inputs.iter_mut().chain(&mut op.outputs).flatten() {

@@ -1,16 +1,16 @@
-//! `micro_batch`: the rows of one micro-batch, piece `index` of `count` equal pieces of X along the
-//! first dimension. If `rows` is assigned, a piece must have that many. Any element type. No
-//! gradient: fed variables have none.
+//! `micro_batch_slice`: the rows of one micro-batch, piece `index` of `count` equal pieces of X
+//! along the first dimension. If `rows` is assigned, a piece must have that many. Any element type.
+//! No gradient: fed variables have none.
 //!
 //! Pipelines feed a stage a whole batch and compute on its micro-batches.
 
 use crate::prelude::*;
 use crate::rules::{by_width, check_row_major};
 
-/// The op `micro_batch`.
+/// The op `micro_batch_slice`.
 pub static DEF: OpDef = OpDef {
     spec: OpSpec {
-        name: "micro_batch",
+        name: "micro_batch_slice",
         inputs: &[one("X")],
         outputs: &[one("Out")],
         attrs: &[
@@ -33,7 +33,7 @@ pub static DEF: OpDef = OpDef {
                 .got(format!("a batch of {total} rows")));
         }
         if !(0..count).contains(&index) {
-            return Err(Error::invalid("attribute 'index' of micro_batch is out of range")
+            return Err(Error::invalid("attribute 'index' of micro_batch_slice is out of range")
                 .expected(format!("0 to {}", count - 1))
                 .got(index));
         }
