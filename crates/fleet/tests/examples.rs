@@ -32,6 +32,7 @@ examples! {
     lars: "../examples/lars.rs",
     lenet: "../examples/lenet.rs",
     local_sgd: "../examples/local_sgd.rs",
+    pipeline: "../examples/pipeline.rs",
     quick_start: "../examples/quick_start.rs",
     recompute: "../examples/recompute.rs",
     resnet: "../examples/resnet.rs",

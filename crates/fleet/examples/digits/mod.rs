@@ -22,6 +22,18 @@ pub fn train(
     strategy: &DistributedStrategy,
     network: fn(Var<'_>) -> Var<'_>,
 ) -> Result<Session> {
+    train_copies(steps, optimizer, strategy, network, 1)
+}
+
+/// Like [`train`], where `sharing` neighbouring workers share one copy of the model. They feed the
+/// same samples.
+pub fn train_copies(
+    steps: u64,
+    optimizer: impl Into<OptimizerDesc>,
+    strategy: &DistributedStrategy,
+    network: fn(Var<'_>) -> Var<'_>,
+    sharing: usize,
+) -> Result<Session> {
     let fleet = Fleet::collective()?;
     let net = Net::new();
     let image = net.data("image", [-1, IMAGE_PIXELS as i64], DType::F32);

@@ -32,6 +32,7 @@ examples! {
     lamb: "../../examples/lamb.rs",
     lars: "../../examples/lars.rs",
     local_sgd: "../../examples/local_sgd.rs",
+    pipeline: "../../examples/pipeline.rs",
     recompute: "../../examples/recompute.rs",
     sharding: "../../examples/sharding.rs",
     sync_batch_norm: "../../examples/sync_batch_norm.rs",
