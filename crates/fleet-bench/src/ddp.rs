@@ -13,7 +13,7 @@
 use crate::measure::{Options, measure, measure_steps, print_rates};
 use fleet::nn::models::{ResNetConfig, resnet};
 use fleet::prelude::*;
-use fleet::strategy::HybridConfig;
+use fleet::strategy::{HybridConfig, PipelineConfig};
 use fleet::{DistributedStrategy, Fleet, Session};
 use fleet_net::{Log, StoreServer, Token, Vigilance};
 use std::process::{Child, Command, Stdio};
@@ -71,6 +71,18 @@ pub fn tensor(options: &Options) -> Result<()> {
 /// The samples per second of ranks that share layers.
 pub fn tensor_step(options: &Options) -> Result<()> {
     step(options, &format!("mlp{SHARED_SUFFIX}"))
+}
+
+/// The speed of two ranks that run a stage of the network each, relative to one rank with the same
+/// micro-batches. Without other costs it is S M / (M + S - 1) = 1.78.
+pub fn pipeline(options: &Options) -> Result<()> {
+    let model = format!("mlp{STAGES_SUFFIX}");
+    scaling(options, &model, |options, model| job(options, model, RANKS))
+}
+
+/// The samples per second of ranks that run stages.
+pub fn pipeline_step(options: &Options) -> Result<()> {
+    step(options, &format!("mlp{STAGES_SUFFIX}"))
 }
 
 /// Measures the speed of a rank in `together` relative to that of one rank alone, alternately.
@@ -150,6 +162,12 @@ const IN_STEP_SUFFIX: &str = " in step";
 /// Suffix of a model's name: ranks share its layers.
 const SHARED_SUFFIX: &str = " shared";
 
+/// Suffix of a model's name: ranks run its stages.
+const STAGES_SUFFIX: &str = " stages";
+
+/// Micro-batches of a step of a pipeline. Each has as many samples as a batch without pipeline.
+const MICRO_BATCHES: i64 = 8;
+
 /// Suffix of a model's name: the share of exposed communication in a step is measured.
 const TRACED_SUFFIX: &str = " traced";
 
@@ -205,8 +223,10 @@ fn rank(options: &Options, model: &str) -> Result<()> {
     let value = value.as_deref().unwrap_or(model);
     let (value, traced) = strip_suffix(value, TRACED_SUFFIX);
     let (value, shared) = strip_suffix(value, SHARED_SUFFIX);
+    let (value, stages) = strip_suffix(value, STAGES_SUFFIX);
     let (model, in_step) = strip_suffix(value, IN_STEP_SUFFIX);
     let (loss, batches) = match model {
+        "mlp" if stages => mlp_of(&net, MICRO_BATCHES * MLP_BATCH)?,
         "mlp" => mlp(&net)?,
         _ => resnet50(&net)?,
     };
@@ -226,6 +246,10 @@ fn rank(options: &Options, model: &str) -> Result<()> {
     if shared {
         let hybrid = HybridConfig::default().with_mp_degree(fleet.worker_num() as i32);
         strategy = strategy.with_hybrid_configs(hybrid);
+    }
+    if stages {
+        let configs = PipelineConfig::default().with_accumulate_steps(MICRO_BATCHES as i32);
+        strategy = strategy.use_pipeline(configs);
     }
     let job = fleet.distributed_optimizer(rule, &strategy).minimize(&net, loss)?;
     let mut session = fleet.session(net.build()?, &job, exec)?;
@@ -265,14 +289,19 @@ type Batches = Vec<Vec<(&'static str, Tensor)>>;
 /// Six layers of 2048 x 2048 and a head of 10 classes: 101 MB of parameters. Ranks may share the
 /// layers, in pairs of columns and rows.
 fn mlp(net: &Net) -> Result<(Var<'_>, Batches)> {
-    const BATCH: i64 = 128;
+    mlp_of(net, MLP_BATCH)
+}
+
+const MLP_BATCH: i64 = 128;
+
+fn mlp_of(net: &Net, batch: i64) -> Result<(Var<'_>, Batches)> {
     let (x, y) = (net.data("x", [-1, 2048], DType::F32), net.data("y", [-1, 1], DType::I64));
     let mut hidden = x;
     for split in [Split::Columns, Split::Rows].into_iter().cycle().take(6) {
         hidden = hidden.fc(Fc::new(2048).act(Act::Relu).split(split));
     }
     let loss = hidden.fc(10).cross_entropy(y);
-    Ok((loss, batches([BATCH, 2048], 10)?))
+    Ok((loss, batches([batch, 2048], 10)?))
 }
 
 fn resnet50(net: &Net) -> Result<(Var<'_>, Batches)> {

@@ -67,6 +67,8 @@ fn main() -> ExitCode {
             "ddp/mlp_exposed_comm" => ddp::exposed_comm(&options, "mlp"),
             "ddp/resnet50_exposed_comm" => ddp::exposed_comm(&options, "resnet50"),
             "ddp/mlp_update_on_arrival" => ddp::update_on_arrival(&options),
+            "mp/pipeline" => ddp::pipeline(&options),
+            "mp/pipeline_vs_torch" => ddp::pipeline_step(&options),
             "mp/tensor" => ddp::tensor(&options),
             "mp/tensor_vs_torch" => ddp::tensor_step(&options),
             other => return Err(format!("unknown benchmark '{other}'")),

@@ -285,7 +285,7 @@ impl Step<'_> {
         let theirs = Signature::decode(&theirs)
             .ok_or_else(|| Error::internal(format!("rank {from} sent an invalid signature")))?;
         let (me, peer) = (self.mesh.member(self.rank()), self.mesh.member(from));
-        check_pair(own, &theirs, &me.to_string(), &peer.to_string())?;
+        check_pair(own, &theirs, &me, &peer)?;
         // SAFETY: the caller's memory.
         let bytes = unsafe { std::slice::from_raw_parts_mut(into.start, into.bytes) };
         self.mesh.transfer(&mut [Transfer::Recv { from, into: bytes }], self.limits)

@@ -29,7 +29,7 @@ pub(crate) struct Engine {
     pub(super) rank: usize,
     pub(super) size: usize,
     name: String,
-    members: Vec<Member>,
+    pub(super) members: Vec<Member>,
     processes: Vec<Process>,
     pub(super) tuning: Tuning,
     /// Number of the next step.

@@ -6,6 +6,7 @@ use crate::call::{Call, Kind, Piece, Signature, Work};
 use fleet_base::{Error, Result};
 use fleet_kernels::copy::copy;
 use fleet_net::Limits;
+use std::fmt::Display;
 
 impl Engine {
     pub(super) fn run_pair(&mut self, call: &mut Call<'_>, limits: &Limits) -> Result<()> {
@@ -58,7 +59,7 @@ impl Engine {
             let theirs = Signature::decode(&theirs).ok_or_else(|| {
                 Error::internal(format!("rank {from} wrote an invalid signature"))
             })?;
-            check_pair(own, &theirs, &self.describe(self.rank), &self.describe(from))?;
+            check_pair(own, &theirs, &self.members[self.rank], &self.members[from])?;
             let bytes = (into.bytes - start).min(area);
             // SAFETY: as above; both sides agree on the size.
             unsafe {
@@ -77,7 +78,12 @@ impl Engine {
 }
 
 /// Checks that a message is the one that its receiver expects.
-pub(crate) fn check_pair(own: &Signature, theirs: &Signature, me: &str, peer: &str) -> Result<()> {
+pub(crate) fn check_pair(
+    own: &Signature,
+    theirs: &Signature,
+    me: &dyn Display,
+    peer: &dyn Display,
+) -> Result<()> {
     let same = theirs.kind == Kind::Send
         && (own.dtype, own.elements, own.sequence)
             == (theirs.dtype, theirs.elements, theirs.sequence)
