@@ -188,8 +188,9 @@ fn global_scale(
 ) -> Result<VarId> {
     let mut squares = Vec::with_capacity(all.len());
     for param in all {
-        let name = shared.map(|_| format!("{}@SQUARE", emit.program.var_name(*param)));
-        let is_counted = |param: &VarId| shared.is_none_or(|it| !it.elsewhere.contains(param));
+        let name = ranks.square_name(emit.program, *param);
+        let is_counted =
+            |param: &VarId| ranks.shared.is_none_or(|it| !it.elsewhere.contains(param));
         let own = grads.iter().find(|it| it.param == *param);
         let call = match own.filter(|it| is_counted(&it.param)) {
             Some(own) => emit.named_op("squared_l2_norm")?.input("X", own.grad),

@@ -27,15 +27,13 @@ pub struct Programs {
     /// The evaluation program, if it is not the forward part of `main`: a stage of a pipeline
     /// trains on micro-batches and evaluates whole batches.
     pub test: Option<Program>,
-    /// The evaluation program of the whole model, if `main` has only a part of its ops.
-    pub whole: Option<Program>,
 }
 
 impl Programs {
     /// Returns two empty programs.
     pub fn new() -> Programs {
         let (main, startup) = (Program::new(), Program::new());
-        Programs { main, startup, host_rates: Vec::new(), test: None, whole: None }
+        Programs { main, startup, host_rates: Vec::new(), test: None }
     }
 
     /// Returns the evaluation program: forward ops only, with dropout off and batch norm on moving

@@ -3,7 +3,8 @@
 
 use crate::decision::{Decision, Outcome};
 use crate::effective::Effective;
-use crate::job::{Copies, Job, OwnUpdates, Rings};
+use crate::grid::Grid;
+use crate::job::{Job, OwnUpdates, Rings};
 use crate::meta::{Facts, Strategy, data_parallel};
 use crate::pipeline::StageInfo;
 use crate::ranks::{Ranks, RingSpec};
@@ -38,6 +39,12 @@ pub struct Plan {
     pub rings: Vec<RingSpec>,
     /// Notes for the user, such as buckets and checkpoints.
     pub notes: Vec<String>,
+    /// The place of this rank among the ranks with samples of their own, and their number. Ranks
+    /// that share layers have the same samples.
+    pub copy: (usize, usize),
+    /// The main program before its ops or layers were divided, if ranks divide them: forward ops
+    /// only.
+    pub whole: Option<Program>,
     /// The stage of this rank, in a pipeline.
     pub stage: Option<StageInfo>,
 }
@@ -156,14 +163,15 @@ fn new_job<'a>(
         at: ApplyAt { rate, ..ApplyAt::default() },
         update_condition: None,
         rings: Rings::default(),
-        copies: Copies { first: 0, stride: 1, count: ranks.count },
         notes: Vec::new(),
         encoded: Vec::new(),
         merged_tables: Vec::new(),
         compressed: Vec::new(),
         trains_alone: false,
         shards: None,
+        layers: None,
         pipeline: None,
+        whole: None,
         updates,
     }
 }
@@ -255,6 +263,11 @@ fn run_phases(mut job: Job<'_>, mut manager: PassManager<'_>, report: &Report<'_
         learning_rate,
         rings: job.rings.own,
         notes: once(job.notes),
+        copy: {
+            let (first, stride, copies) = job.grid.copies(job.ranks.rank);
+            ((job.ranks.rank - first) / stride, copies)
+        },
+        whole: job.whole,
         stage: job.pipeline.map(|pipeline| pipeline.info),
     })
 }

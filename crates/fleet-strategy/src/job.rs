@@ -36,8 +36,6 @@ pub struct Job<'a> {
     /// blocks with the same condition.
     pub update_condition: Option<VarId>,
     pub rings: Rings,
-    /// The ranks over which gradients are summed.
-    pub copies: Copies,
     /// Notes for the user.
     pub notes: Vec<String>,
     /// Gradients that are sent in another form; `decode` restores them.
@@ -51,8 +49,12 @@ pub struct Job<'a> {
     pub trains_alone: bool,
     /// The division of parameters among ranks, under sharding.
     pub shards: Option<Shards>,
+    /// The ranks that share this rank's layers, under tensor parallelism.
+    pub layers: Option<Layers>,
     /// The pipeline of which this rank is a stage.
     pub pipeline: Option<Pipeline>,
+    /// The main program before its ops or layers were divided.
+    pub whole: Option<Program>,
     /// The updates that the program had, until they are put back.
     pub updates: Option<OwnUpdates>,
 }
@@ -76,17 +78,6 @@ pub struct OwnUpdates {
     pub ops: Vec<OpId>,
     /// Parameters with the gradients that these ops read.
     pub grads: Vec<ParamGrad>,
-}
-
-/// The ranks that train copies of the part of the model that this rank trains, each with other
-/// samples: all ranks of the job, unless they divide the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copies {
-    /// The first of them, as a rank of the job.
-    pub first: usize,
-    /// Distance between two of them.
-    pub stride: usize,
-    pub count: usize,
 }
 
 /// The rings of a job.
@@ -167,8 +158,13 @@ impl Job<'_> {
         self.ring(label, first, grid.stride(axis), grid.degree(axis))
     }
 
-    /// Makes this ring, which spans all ranks, the only one of [`Job::gradient_rings`].
-    pub fn use_gradient_ring(&mut self, ring: i64) {
+    /// Returns the number of ranks that train the same part of the model with other samples.
+    pub fn copies(&self) -> usize {
+        self.grid.copies(self.ranks.rank).2
+    }
+
+    /// Makes this ring, which spans all copies, the only one of [`Job::world_rings`].
+    pub fn use_world_ring(&mut self, ring: i64) {
         self.rings.gradients = vec![ring];
     }
 
@@ -177,9 +173,9 @@ impl Job<'_> {
         self.rings.count = self.rings.count.max(count);
     }
 
-    /// Returns the rings of the ranks that sum gradients, [`Job::copies`]; creates them on the
-    /// first call.
-    pub fn gradient_rings(&mut self) -> Vec<i64> {
+    /// Returns the rings of the ranks over which gradients are summed, those with a copy of this
+    /// rank's part of the model; creates them on the first call.
+    pub fn world_rings(&mut self) -> Vec<i64> {
         if self.rings.gradients.is_empty() {
             let asked = self.strategy.nccl_comm_num();
             let count = asked.clamp(1, RINGS_MAX);
@@ -188,12 +184,12 @@ impl Job<'_> {
                     .push(format!("nccl_comm_num is {asked}: limited to {count} communicators"));
             }
             for index in 0..count {
-                let Copies { first, stride, count } = self.copies;
-                let who = match count == self.ranks.count {
-                    true => "all ranks".to_string(),
-                    false => format!("{count} copies"),
+                let (first, stride, copies) = self.grid.copies(self.ranks.rank);
+                let label = match copies == self.ranks.count {
+                    true => format!("all ranks {index}"),
+                    false => format!("{copies} copies {index}"),
                 };
-                let ring = self.ring(&format!("{who} {index}"), first, stride, count);
+                let ring = self.ring(&label, first, stride, copies);
                 self.rings.gradients.push(ring);
             }
         }

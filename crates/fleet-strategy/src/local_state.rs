@@ -9,6 +9,9 @@
 //!
 //! A stage of a pipeline exchanges messages with other stages, and owns all of its state.
 //!
+//! Of a variable that ranks divide, each has a part. Ranks that share layers have the same data,
+//! and their ring makes no value the same on the other ranks.
+//!
 //! The definitions of ops state which outputs are the same on all ranks and how state passes to
 //! another number of ranks ([`fleet_ops::OpTraits`]). Only state of which every op that writes it
 //! says so is averaged.
@@ -53,8 +56,12 @@ pub fn local_state(main: &Program) -> Vec<LocalVar> {
         names.sort();
         return names.into_iter().map(owned).collect();
     }
-    let fed: HashMap<VarId, Differs> =
-        main.vars().filter(|(_, var)| var.is_data).map(|(id, _)| (id, Differs::ByData)).collect();
+    let divided = |var: &Var| var.persistable && var.division.is_some_and(|it| it.is_part());
+    let shares_layers = main.vars().any(|(_, var)| divided(var));
+    let has_copies = !shares_layers || uses_other_rings(main);
+    let fed = main.vars().filter(|(_, var)| var.is_data && has_copies);
+    let fed: HashMap<VarId, Differs> = fed.map(|(id, _)| (id, Differs::ByData)).collect();
+    let layers = shares_layers.then_some(LAYER_RING);
     let mut kept: HashMap<VarId, Differs> = HashMap::new();
     loop {
         let mut local = fed.clone();
@@ -88,6 +95,17 @@ pub fn local_state(main: &Program) -> Vec<LocalVar> {
 /// Returns whether a program is a stage of a pipeline: whether it sends messages to single ranks.
 fn is_stage(main: &Program) -> bool {
     main.root_ops().any(|(_, op)| op.attr("peer").is_some())
+}
+
+/// The ring of ranks that share layers, in programs with divided variables.
+pub(crate) const LAYER_RING: i64 = 0;
+
+/// Returns whether ranks communicate that do not share layers.
+fn uses_other_rings(main: &Program) -> bool {
+    let ops = main.block_ids().flat_map(|block| main.block_ops(block));
+    ops.map(|(_, op)| op)
+        .filter(|op| op.spec.attr_index("ring_id").is_some())
+        .any(|op| op.attr_int("ring_id") != LAYER_RING)
 }
 
 /// Why a value is not the same on all ranks.

@@ -10,8 +10,7 @@ use fleet::strategy::PipelineConfig;
 pub fn train(steps: u64) -> Result<()> {
     let pipeline = PipelineConfig::default().with_accumulate_steps(8);
     let strategy = DistributedStrategy::new().use_pipeline(pipeline);
-    // All workers are stages of one pipeline, and feed the same samples.
-    let session = digits::train_copies(steps, Adam::new(0.002), &strategy, network, usize::MAX)?;
+    let session = digits::train(steps, Adam::new(0.002), &strategy, network)?;
     let held = session.programs.main.parameters().count();
     println!("this worker has {held} of 8 parameters");
     Ok(())

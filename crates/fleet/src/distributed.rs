@@ -57,7 +57,7 @@ impl Fleet {
         let services = connection.map(|connection| connection.services(&job.plan.rings));
         let executor = executor.services(services.transpose()?.unwrap_or_else(Services::none));
         let session = Session::with_executor(programs, executor)?;
-        let session = session.with_stage(job.plan.stage.clone());
+        let session = session.with_plan(&job.plan)?;
         let Some(connection) = connection else { return Ok(session) };
         let attempt = self.topology().job().attempt();
         let peers = connection.add_session(session.step_count(), &attempt, rings);

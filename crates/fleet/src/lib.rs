@@ -195,8 +195,8 @@ pub mod strategy {
         DgcConfig, DistributedStrategy, ExecutionStrategy, FsClientParameter, GradientMergeConfig,
         HybridConfig, LambConfig, LarsConfig, LocalSgdConfig, LocalVar, Notices, PipelineConfig,
         RecomputeConfig, ShardingConfig, Spread, StageInfo, StrategyForm, StrategySource,
-        TableAccessorParameter, TableParameter, TrainerDescConfig, Value, Written, cost,
-        local_state, validate,
+        TableAccessorParameter, TableParameter, TensorParallelConfig, TrainerDescConfig, Value,
+        Written, cost, local_state, validate,
     };
 }
 

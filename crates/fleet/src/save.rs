@@ -345,7 +345,7 @@ fn check_whole(program: &Program, names: &[&str]) -> Result<()> {
         (None, Some((_, var))) => format!("'{}', which another rank has sent", var.name),
         (None, None) => return Ok(()),
     };
-    Err(Error::invalid("the ranks of the job divide its state")
+    Err(Error::invalid("the ranks of this job divide its state")
         .expected("the program and the scope of a whole model")
         .got(got)
         .help("save the model that Fleet::whole returns; checkpoints need no whole model"))

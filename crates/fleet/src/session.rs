@@ -8,7 +8,7 @@ use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::{Program, VarId};
 use fleet_nn::{HostRate, Programs};
 use fleet_ops::Services;
-use fleet_strategy::{LOSS_SCALE, SKIPPED_STEPS, StageInfo};
+use fleet_strategy::{LOSS_SCALE, Plan, SKIPPED_STEPS, StageInfo};
 use fleet_tensor::{DType, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Once};
@@ -68,15 +68,8 @@ impl Session {
     ) -> Result<Session> {
         warn_of_slow_kernels();
         let test = programs.for_test()?;
-        Ok(Session {
-            programs,
-            scope,
-            executor,
-            test,
-            steps: Arc::default(),
-            peers: None,
-            stage: None,
-        })
+        let (steps, whole, copies, peers, stage) = Default::default();
+        Ok(Session { programs, scope, executor, test, whole, copies, steps, peers, stage })
     }
 
     /// Returns the session with these services for its programs.
@@ -114,10 +107,10 @@ impl Session {
         }
     }
 
-    /// Sets the division of the model among the ranks of its job.
+    /// Sets what this rank has of the model.
     pub(crate) fn with_plan(self, plan: &Plan) -> Result<Session> {
         let whole = plan.whole.as_ref().map(Program::clone_for_test).transpose()?;
-        Ok(Session { whole, copies: Some(plan.copy.1), ..self })
+        Ok(Session { whole, copies: Some(plan.copy.1), stage: plan.stage.clone(), ..self })
     }
 
     /// Returns the number of the job's `ranks` that have samples of their own.
@@ -153,11 +146,6 @@ impl Session {
     /// ```
     pub fn stage(&self) -> Option<&StageInfo> {
         self.stage.as_ref()
-    }
-
-    /// Sets the stage of this rank.
-    pub(crate) fn with_stage(self, stage: Option<StageInfo>) -> Session {
-        Session { stage, ..self }
     }
 
     /// Rejects fetches of variables that another stage of the pipeline has.

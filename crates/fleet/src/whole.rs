@@ -1,5 +1,5 @@
-//! The whole model of a job whose ranks divide it (sharding, pipelines), on rank 0: to save it in
-//! one place, or to export it.
+//! The whole model of a job whose ranks divide it, on rank 0: to save it in one place, or to export
+//! it.
 
 use crate::slices::{copy_common, divisions};
 use crate::{Fleet, Session};
@@ -22,8 +22,8 @@ pub struct WholeModel {
 }
 
 impl Fleet {
-    /// Returns the model with the state of all ranks, on rank 0. All ranks must call it. If ranks
-    /// divide the model, they send the state that rank 0 does not have.
+    /// Returns the model with the state of all ranks, on rank 0. All ranks must call it. The ranks
+    /// send the state that rank 0 does not have, if they divide state or layers.
     ///
     /// Rank 0 needs memory for the whole state. Checkpoints and saves of single ranks do not.
     ///
@@ -67,11 +67,11 @@ impl Fleet {
 impl WholeModel {
     /// Returns the state that a rank has.
     fn of(session: &Session) -> Result<WholeModel> {
-        let program = match &session.programs.whole {
+        let program = match session.whole_program() {
             Some(whole) => whole.clone(),
             None => undivided(session.test_program())?,
         };
-        let mut model = WholeModel { program, scope: Scope::new() };
+        let mut model = WholeModel { program, scope: Scope::new(), missing: BTreeMap::new() };
         let kept = session.programs.main.vars().filter(|(_, var)| var.persistable);
         for (_, var) in kept {
             model.add(var.clone(), session.scope.tensor(&var.name)?)?;

@@ -14,8 +14,7 @@ message! {
             ];
         /// Workers that share a layer (tensor parallelism).
         mp_degree(2): optional int32 = 1,
-            allowed [AT_LEAST_1, COUNT, "1"],
-            refused "layers are not divided among ranks";
+            allowed [AT_LEAST_1, COUNT, "1"];
         /// Stages of a pipeline; more than 1 turns `pipeline` on.
         pp_degree(3): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
         /// Workers that share one copy of the state.

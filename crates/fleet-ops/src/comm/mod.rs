@@ -13,7 +13,9 @@ pub mod dgc;
 pub mod gather;
 pub mod identity;
 pub mod reduce;
+pub mod same_batch;
 pub mod send_recv;
+pub mod sum_parts;
 
 use crate::prelude::*;
 use crate::{Lane, Ring};

@@ -97,6 +97,27 @@ pub static SPLIT: OpDef = OpDef {
     traits: OpTraits { divide: divide_split, ..OpTraits::amp(AmpClass::Gray) },
 };
 
+/// Along the divided axis, `split` takes the groups apart. Along other axes, it keeps the parts.
+fn divide_split(d: &mut Divide<'_>) -> Result<()> {
+    let x = d.shape("X")?;
+    let (axis, along) = (axis_of(d.op, "axis", &x)?, d.along("X"));
+    let Some(along) = along else { return Err(d.unsupported("has no divided input")) };
+    if along.axis != axis {
+        return d.set_part("Out", along);
+    }
+    let sections = sections(d.op, &x, axis)?;
+    let is_by_group =
+        sections.len() == along.groups && sections.iter().all(|it| *it == sections[0]);
+    if !is_by_group {
+        return Err(d.unsupported("splits the divided dimension only into its blocks"));
+    }
+    if !d.op.attr_ints("sections").is_empty() {
+        let own: Vec<i64> = sections.iter().map(|size| size / d.parts as i64).collect();
+        d.set_attr("sections", own);
+    }
+    d.set_part("Out", Along::axis(axis))
+}
+
 /// The op `stack`.
 pub static STACK: OpDef = OpDef {
     spec: OpSpec {

@@ -114,7 +114,7 @@ impl Strategy for Amp {
     }
 
     fn encode(&self, job: &mut Job<'_>) -> Result<()> {
-        if job.copies.count == 1 || job.at.block != Program::ROOT {
+        if job.copies() == 1 || job.at.block != Program::ROOT {
             return Ok(());
         }
         let mut removed = Vec::new();
@@ -165,7 +165,8 @@ pub(crate) fn unscale(job: &mut Job<'_>, grads: &[VarId]) -> Result<Option<VarId
         false => None,
     };
     let skipped = counter(SKIPPED_STEPS)?;
-    let shared = job.at.shared.clone();
+    let owners = job.at.shared.as_ref().map(|shared| (shared.ring, shared.nranks, false));
+    let layers = job.layers.map(|layers| (layers.ring, layers.parts, true));
     let mut emit = job.emit(OpRole::OPTIMIZE);
     let mut found = emit
         .op(&check_finite_and_unscale::DEF)
@@ -174,8 +175,9 @@ pub(crate) fn unscale(job: &mut Job<'_>, grads: &[VarId]) -> Result<Option<VarId
         .outputs("Out", grads)
         .named("find_infinite_scale.tmp")
         .one("FoundInfinite")?;
-    if let Some(shared) = &shared {
-        found = any_of_owners(&mut emit, shared, found)?;
+    let rings: Vec<(i64, usize, bool)> = owners.into_iter().chain(layers).collect();
+    if !rings.is_empty() {
+        found = any_rank(&mut emit, &rings, found)?;
     }
     if let Some((good, bad)) = counters {
         emit.op(&update_loss_scaling::DEF)

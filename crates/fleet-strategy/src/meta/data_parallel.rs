@@ -14,7 +14,8 @@ use super::pipeline::stages;
 use super::{Applies, Facts, Strategy, trains_alone};
 use crate::buckets::{self, Item};
 use crate::effective::Effective;
-use crate::job::{Copies, Job, prepend};
+use crate::grid::{Axis, Grid};
+use crate::job::{Job, prepend};
 use fleet_base::Result;
 use fleet_config::Problem;
 use fleet_ir::{OpId, OpRole, Var, VarId, VarKind};
@@ -67,25 +68,32 @@ impl Strategy for DataParallel {
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
-        let (copies, count) = (strategy.hybrid_configs().dp_degree(), facts.ranks.count);
-        let is_pipeline = stages::is_on(strategy);
-        if copies > 0 && copies as usize != count && !strategy.sharding() && !is_pipeline {
-            let field = "hybrid_configs.dp_degree".to_string();
-            let ranks = if facts.servers.is_some() { "workers trains" } else { "ranks holds" };
-            let each = format!("each of the {count} {ranks} a copy of the model");
-            return Applies::Refused(field.clone(), format!("{field} is {copies}, but {each}"));
-        }
-        match count {
-            1 => Applies::Idle("one rank: nothing to send".into()),
-            _ if strategy.sharding() => {
-                Applies::Idle("sharding sends gradients to the owners of parameters".into())
-            }
-            _ if is_pipeline => match stages::copies(strategy, facts) {
+        if stages::is_on(strategy) {
+            return match facts.copies(strategy) {
                 1 => Applies::Idle("one pipeline: each parameter is on one rank".into()),
                 copies => Applies::Yes(format!(
                     "{copies} pipelines: gradients are summed over the ranks of equal stages"
                 )),
-            },
+            };
+        }
+        let (asked, count) = (strategy.hybrid_configs().dp_degree(), facts.ranks.count);
+        let grid = match Grid::of(strategy, count) {
+            Ok(grid) if facts.servers.is_none() || grid.degree(Axis::Data) == count => grid,
+            _ if asked > 0 && asked as usize != count && !strategy.sharding() => {
+                let field = "hybrid_configs.dp_degree".to_string();
+                let ranks = if facts.servers.is_some() { "workers trains" } else { "ranks holds" };
+                let each = format!("each of the {count} {ranks} a copy of the model");
+                return Applies::Refused(field.clone(), format!("{field} is {asked}, but {each}"));
+            }
+            // The strategy with the wrong degree reports it.
+            _ => Grid::new([1, 1, 1, count]),
+        };
+        match grid.copies(facts.ranks.rank).2 {
+            1 if count > 1 => Applies::Idle("the ranks share one copy of the model".into()),
+            1 => Applies::Idle("one rank: nothing to send".into()),
+            _ if strategy.sharding() => {
+                Applies::Idle("sharding sends gradients to the owners of parameters".into())
+            }
             ranks if trains_alone(strategy) => Applies::Yes(format!(
                 "{ranks} ranks start with equal parameters and train alone, so no gradient is \
                      sent"
@@ -122,7 +130,7 @@ impl Strategy for DataParallel {
         }
         let ring = match &groups {
             ReduceRings::Flat(rings) => rings[0],
-            ReduceRings::TwoLevels { .. } => job.gradient_rings()[0],
+            ReduceRings::TwoLevels { .. } => job.world_rings()[0],
         };
         gather_rows(job, ring, &mut placed)?;
         if sums_in_compute_lane(job.strategy) {
@@ -135,7 +143,7 @@ impl Strategy for DataParallel {
     }
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
-        let (ring, nranks) = (job.gradient_rings()[0], job.copies.count);
+        let (ring, nranks) = (job.world_rings()[0], job.copies());
         let params: Vec<VarId> = job.programs.startup.parameters().map(|(id, _)| id).collect();
         broadcast_parameters(job, &params, (ring, nranks))
     }
@@ -191,7 +199,7 @@ pub(super) fn scale_loss_gradient(job: &mut Job<'_>) -> Result<()> {
     if job.strategy.gradient_scale_configs().scale_strategy() != "avg" {
         return Ok(());
     }
-    let share = 1.0 / job.copies.count as f64;
+    let share = 1.0 / job.copies() as f64;
     let fill = job.programs.main.root_ops().find_map(|(_, op)| {
         let fills = op.role.is_backward() && op.role.is_loss();
         fills.then(|| op.all_outputs().next()).flatten()
@@ -276,14 +284,18 @@ enum ReduceRings {
 
 impl ReduceRings {
     fn of(job: &mut Job<'_>) -> ReduceRings {
-        let flat = job.gradient_rings();
+        let flat = job.world_rings();
         if !job.strategy.use_hierarchical_allreduce() {
             return ReduceRings::Flat(flat);
         }
         let asked = job.strategy.hierarchical_allreduce_inter_nranks();
-        let Copies { first: base, stride, count } = job.copies;
-        let group = if asked <= 1 { job.ranks.per_node / stride } else { asked as usize };
-        let rank = (job.ranks.rank - base) / stride;
+        let group = if asked <= 1 { job.ranks.per_node } else { asked as usize };
+        let (rank, count) = (job.ranks.rank, job.ranks.count);
+        if job.copies() != count {
+            let note = "use_hierarchical_allreduce has no effect: ranks hold parts of the model";
+            job.notes.push(note.into());
+            return ReduceRings::Flat(flat);
+        }
         if group <= 1 || count <= group || !count.is_multiple_of(group) {
             job.notes.push(format!(
                 "use_hierarchical_allreduce has no effect: {count} ranks do not form several \
@@ -291,16 +303,14 @@ impl ReduceRings {
             ));
             return ReduceRings::Flat(flat);
         }
-        let place = rank % group;
-        let (leader, member) = (base + (rank - place) * stride, base + place * stride);
+        let (place, first) = (rank % group, rank - rank % group);
         let mut inner = Vec::new();
         let mut outer = Vec::new();
         // All ranks number their rings alike, so ranks that are not leaders skip the leaders'
         // numbers.
         for index in 0..flat.len() {
-            inner.push(job.ring(&format!("group of {group} {index}"), leader, stride, group));
-            let label = format!("leaders {index}");
-            outer.push(job.ring(&label, member, group * stride, count / group));
+            inner.push(job.ring(&format!("group of {group} {index}"), first, 1, group));
+            outer.push(job.ring(&format!("leaders {index}"), place, group, count / group));
         }
         if place != 0 {
             job.rings.own.retain(|ring| !ring.label.starts_with("leaders"));
@@ -316,7 +326,7 @@ fn all_reduce(
     vars: &[VarId],
     label: &str,
 ) -> Result<Vec<OpId>> {
-    let count = job.copies.count;
+    let count = job.copies();
     let mut emit = job.emit(OpRole::BACKWARD);
     let mut call = |def: &'static OpDef, ring: i64, nranks: usize| {
         emit_collective(&mut emit, def, vars, (ring, nranks), label)
@@ -354,7 +364,7 @@ pub(super) fn gather_rows(
     ring: i64,
     placed: &mut Vec<(Vec<VarId>, Vec<OpId>)>,
 ) -> Result<()> {
-    let (count, block) = (job.copies.count, job.at.block);
+    let (count, block) = (job.copies(), job.at.block);
     for at in 0..job.grads.len() {
         let grad = job.grads[at].1;
         if !job.is_sparse(grad) {

@@ -2,7 +2,6 @@
 //! (`g.cast_bf16_0` with `fp16_allreduce_dtype` bfloat16). On arrival they are cast back,
 //! `g.cast_fp16_0.cast_fp32_0`.
 
-use super::pipeline::stages;
 use super::{Applies, Facts, Strategy, WithServers, trains_alone};
 use crate::effective::Effective;
 use crate::job::{Encoded, Job};
@@ -30,8 +29,9 @@ impl Strategy for Fp16AllReduce {
     }
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
-        if stages::copies(strategy, facts) == 1 {
-            return Applies::Idle("one rank: no gradient is sent".into());
+        if facts.copies(strategy) == 1 {
+            let what = if facts.ranks.count == 1 { "one rank" } else { "one copy of the model" };
+            return Applies::Idle(format!("{what}: no gradient is sent"));
         }
         if trains_alone(strategy) {
             return Applies::Idle("ranks that train alone send no gradients".into());

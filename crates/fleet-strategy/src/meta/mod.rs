@@ -5,8 +5,8 @@
 //!
 //! | phase | result | strategies |
 //! | --- | --- | --- |
-//! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule; sharding, pipeline: rings |
-//! | `forward` | the forward pass | AMP, synchronous batch norm |
+//! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule; sharding, layers, pipeline: rings |
+//! | `forward` | the forward pass | AMP, synchronous batch norm; tensor parallelism: parts |
 //! | (the backward pass is appended) | | |
 //! | `backward` | gradients, `job.grads` | recompute; data parallel scales the loss |
 //! | `merge` | gradients of this rank and step | gradient merge: continues in conditional blocks |
@@ -116,12 +116,13 @@ macro_rules! strategies {
     };
 }
 
-// Each with its name in documents, the field that switches it on (if any), and its kind. Outermost
-// first: the order in which the chain is printed. It matters for these pairs. Pipeline is outside
-// of all that change the passes, since it cuts and repeats them. fp16_allreduce is inside data
-// parallel and sharding, so that casts precede sums. Gradient merge is inside all of them, so that
-// the merged gradient is sent. AMP is outside of recompute, and its `forward` precedes recompute's
-// `backward`, so that the rewritten forward pass is recomputed.
+// Each with its name in documents, the field that switches it on (if any), and its kind.
+// Outermost first: the order in which the chain is printed. It matters for these pairs.
+// Pipeline is outside of all that change the passes, since it cuts and repeats them.
+// fp16_allreduce is inside data parallel and sharding, so that casts precede sums. Gradient merge
+// is inside all of them, so that the merged gradient is sent. AMP is outside of recompute, and its
+// `forward` precedes recompute's `backward`, so that the rewritten forward pass is recomputed.
+// Tensor parallelism is innermost: its ring has the first number, and AMP casts the parts.
 strategies! {
     RawProgram = "RawProgram", Keeps: data_parallel::DataParallel;
     Sharding = "Sharding" (sharding), Keeps: sharding::Sharding;
@@ -254,7 +255,12 @@ pub struct Facts<'a> {
 impl Facts<'_> {
     /// Returns the number of ranks that train the same part of the model with other samples.
     pub(crate) fn copies(&self, strategy: &Effective<'_>) -> usize {
-        Grid::or_copies(strategy, self.ranks.count).copies(self.ranks.rank).2
+        let count = self.ranks.count;
+        if pipeline::stages::is_on(strategy) {
+            let layout = pipeline::stages::layout(strategy, self.program, count);
+            return layout.map_or(count, |layout| layout.copies());
+        }
+        Grid::or_copies(strategy, count).copies(self.ranks.rank).2
     }
 }
 

@@ -26,10 +26,10 @@ pub(super) mod stages;
 mod unroll;
 
 use super::data_parallel::scale_loss_gradient;
-use super::{Applies, Conflict, Facts, Strategy, StrategyId, WithServers, segments};
+use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId, WithServers, segments};
 use crate::effective::Effective;
 use crate::grid::Axis;
-use crate::job::{Copies, Job};
+use crate::job::Job;
 use crate::pipeline::{Pipeline, Size, StageInfo};
 use fleet_base::{Error, Result};
 use fleet_config::Problem;
@@ -48,6 +48,13 @@ pub struct PipelineParallel;
 impl Strategy for PipelineParallel {
     fn wanted(&self, strategy: &Effective<'_>) -> bool {
         stages::is_on(strategy)
+    }
+
+    fn field(&self, strategy: &Effective<'_>) -> String {
+        match strategy.pipeline() {
+            true => self.switch().to_string(),
+            false => "hybrid_configs.pp_degree".to_string(),
+        }
     }
 
     fn conflicts(&self) -> &'static [Conflict] {
@@ -117,11 +124,10 @@ impl Strategy for PipelineParallel {
         let layout = stages::layout(job.strategy, &job.programs.main, count)
             .map_err(|(field, reason)| Error::invalid(reason).at(field))?;
         let (grid, copies) = (layout.grid, layout.copies());
-        let (first, stride) = (grid.first(Axis::Data, rank), grid.stride(Axis::Data));
-        job.copies = Copies { first, stride, count: copies };
+        job.grid = grid;
         job.reserve_rings(FIRST_RING);
         if copies > 1 {
-            job.gradient_rings();
+            job.world_rings();
         }
         job.reserve_rings(STAGES_RING);
         let ring = (layout.size.stages > 1).then(|| {
@@ -143,7 +149,9 @@ impl Strategy for PipelineParallel {
 
     fn forward(&self, job: &mut Job<'_>) -> Result<()> {
         let layout = of(job)?.layout;
-        job.programs.whole = Some(job.programs.main.clone_for_test()?);
+        if job.whole.is_none() {
+            job.whole = Some(job.programs.main.clone());
+        }
         stages::assign(job, &layout);
         Ok(())
     }
@@ -157,7 +165,7 @@ impl Strategy for PipelineParallel {
                 ));
         }
         let mut pipeline = take(job)?;
-        if job.copies.count > 1 {
+        if job.copies() > 1 {
             scale_loss_gradient(job)?;
         }
         scale_by_micro_batches(job, pipeline.layout.size.micros)?;

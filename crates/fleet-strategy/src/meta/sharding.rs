@@ -130,7 +130,7 @@ impl Strategy for Sharding {
             let label = if all == count { "all ranks 0" } else { "copies 0" };
             world = job.ring(label, first, stride, all);
         }
-        job.use_gradient_ring(world);
+        job.use_world_ring(world);
         let merge = Merge::of(job.strategy);
         let (params, owner) = Default::default();
         job.shards = Some(Shards {
@@ -163,7 +163,7 @@ impl Strategy for Sharding {
             shards.segments = segments::cut(job, &shards.params);
             job.notes.push(format!("sharding: {} segments", shards.segments.len()));
         }
-        let world = job.gradient_rings()[0];
+        let world = job.world_rings()[0];
         let mut placed = Vec::new();
         gather_rows(job, world, &mut placed)?;
         let mut calls = 0;
@@ -217,7 +217,7 @@ impl Strategy for Sharding {
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
         let shards = shards(job)?;
-        let (all, world) = (job.ranks.count, job.gradient_rings()[0]);
+        let (all, world) = (job.copies(), job.world_rings()[0]);
         let startup = &mut job.programs.startup;
         if !shards.divides_params {
             let params: Vec<VarId> = startup.parameters().map(|(id, _)| id).collect();
@@ -387,22 +387,4 @@ fn keep_own(job: &mut Job<'_>, shards: &Shards) {
     job.grads = own;
     let moved = |it: Encoded| Some(Encoded { index: new_index[it.index]?, ..it });
     job.encoded = std::mem::take(&mut job.encoded).into_iter().filter_map(moved).collect();
-}
-
-/// Emits whether a condition is true on any of the ranks that together update all parameters.
-pub(super) fn any_of_owners(
-    emit: &mut Emit<'_>,
-    shared: &SharedUpdate,
-    condition: VarId,
-) -> Result<VarId> {
-    let cast = |emit: &mut Emit<'_>, from: VarId, to: DType| {
-        // Named, because the variables of collectives must have the same names on all ranks.
-        let call = emit.op(&cast::DEF).input("X", from).attr("out_dtype", to);
-        call.named("found_infinite.tmp").one("Out")
-    };
-    let number = cast(emit, condition, DType::I32)?;
-    let call = emit.op(&reduce::ALL_MAX).input("X", number).output("Out", number);
-    let call = call.attr("ring_id", shared.ring).attr("nranks", shared.nranks);
-    call.attr("label", "gradients are finite").done()?;
-    cast(emit, number, DType::Bool)
 }

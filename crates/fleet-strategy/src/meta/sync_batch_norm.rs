@@ -1,10 +1,9 @@
 //! Synchronous batch norm: computes statistics over the whole batch of all ranks. `batch_norm` ops
 //! become `sync_batch_norm`, on their own ring.
 
-use super::pipeline::stages;
 use super::{Applies, Facts, Named, Strategy, WithServers};
 use crate::effective::Effective;
-use crate::job::{Copies, Job};
+use crate::job::Job;
 use fleet_base::Result;
 use fleet_ir::{Op, OpId, Program};
 use fleet_ops::Emit;
@@ -22,7 +21,10 @@ impl Strategy for SyncBatchNorm {
         let program = facts.program;
         let all = program.block_ids().flat_map(|block| program.block_ops(block));
         let in_branches = all.filter(|(_, op)| measures(op)).count() - count;
-        match (stages::copies(strategy, facts), count) {
+        match (facts.copies(strategy), count) {
+            (1, _) if facts.ranks.count > 1 => {
+                Applies::Idle("one copy of the model: its batch is the whole batch".into())
+            }
             (1, _) => Applies::Idle("one rank: its batch is the whole batch".into()),
             _ if in_branches > 0 => Applies::Refused(
                 self.switch().into(),
@@ -38,12 +40,12 @@ impl Strategy for SyncBatchNorm {
     }
 
     fn forward(&self, job: &mut Job<'_>) -> Result<()> {
-        let Copies { first, stride, count: nranks } = job.copies;
+        let (first, stride, nranks) = job.grid.copies(job.ranks.rank);
         if nranks == 1 {
             return Ok(());
         }
         // Created first, so that ring 0 is always the gradients' ring.
-        job.gradient_rings();
+        job.world_rings();
         let label = match nranks == job.ranks.count {
             true => "batch norm".to_string(),
             false => format!("batch norm of {nranks} copies"),

@@ -131,6 +131,8 @@ fn value(case: &Case) -> Value {
         "pipeline_configs.schedule_mode" => "F-then-B".into(),
         "hybrid_configs.pp_degree" | "pipeline_configs.virtual_stages" => 2.into(),
         "sharding_configs.stage" | "sharding_configs.dp_degree" => 2.into(),
+        "sharding_configs.mp_degree" | "hybrid_configs.mp_degree" => 2.into(),
+        "tensor_parallel_configs.tensor_parallel_degree" => 2.into(),
         "sharding_configs.sharding_degree" | "hybrid_configs.sharding_degree" => 4.into(),
         "gradient_scale_configs.scale_strategy" => "sum".into(),
         "fp16_allreduce_dtype" => "bfloat16".into(),
@@ -159,12 +161,18 @@ fn assigned(mode: Mode, case: &Case) -> Option<DistributedStrategy> {
                 _ => configs,
             })
         }
+        (_, "hybrid_configs.mp_split_sequence") => mode
+            .base()
+            .with_hybrid_configs(fleet_strategy::HybridConfig::default().with_mp_degree(2)),
         (_, "hybrid_configs.sharding_degree") => mode.base().with_sharding(true),
         (_, "pipeline_configs.virtual_stages") => {
             let configs = PipelineConfig::default().with_accumulate_steps(2);
             let grid = HybridConfig::default().with_pp_degree(2);
             mode.base().use_pipeline(configs).with_hybrid_configs(grid)
         }
+        (_, "tensor_parallel") => mode.base().with_tensor_parallel_configs(
+            fleet_strategy::TensorParallelConfig::default().with_tensor_parallel_degree(2),
+        ),
         (_, "fp16_allreduce_dtype") => mode.base().with_fp16_allreduce(true),
         (_, "hierarchical_allreduce_inter_nranks") => {
             mode.base().with_use_hierarchical_allreduce(true)

@@ -388,17 +388,13 @@ fn unlabelled_norms(net: &Net) -> fleet_ir::VarId {
 }
 
 fn small_gpt(net: &Net) -> fleet_ir::VarId {
-    let config = GptConfig {
-        vocabulary: 17,
-        hidden: 8,
-        layers: 4,
-        heads: 2,
-        ffn: 16,
-        length: 5,
-        dropout: 0.1,
-        ..GptConfig::small()
-    };
-    gpt(net, &config).loss.id()
+    gpt(net, &sizes()).loss.id()
+}
+
+fn sizes() -> GptConfig {
+    let (vocabulary, length) = (17, 5);
+    let (hidden, layers, heads, ffn, dropout) = (8, 4, 2, 16, 0.1);
+    GptConfig { vocabulary, hidden, layers, heads, ffn, length, dropout, ..GptConfig::small() }
 }
 
 fn tokens(step: usize, copy: usize, copies: usize) -> Vec<(&'static str, Tensor)> {
@@ -436,6 +432,38 @@ fn stages_share_an_embedding() {
             assert_close(&all, &one[0].kept, tolerance, &what);
         }
     }
+}
+
+/// Ranks share the layers of each stage, and stages the embedding.
+#[test]
+fn stages_of_divided_layers() {
+    let clipped: OptimizerDesc =
+        Adam::new(0.01).epsilon(1e-3).grad_clip(GradClip::GlobalNorm(0.1)).into();
+    let one = train_fed(undropped_gpt, tokens, &clipped, &plain(2, "1F1B"), 1, &[]);
+    for (stages, copies) in [(2, 1), (4, 1), (2, 2)] {
+        let hybrid = HybridConfig::default().with_pp_degree(stages).with_mp_degree(2);
+        let strategy = plain(2, "1F1B").with_hybrid_configs(hybrid);
+        let count = 2 * (stages * copies) as usize;
+        let ranks = train_fed(undropped_gpt, tokens, &clipped, &strategy, count, &[]);
+        let what = format!("{stages} stages, {copies} copies");
+        // Whole parameters; of the others, a rank has a part.
+        let all = &one[0].kept;
+        let mut compared = 0;
+        for own in &ranks {
+            for (name, value) in
+                own.kept.iter().filter(|(name, value)| all[*name].len() == value.len())
+            {
+                let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-6 * (1.0 + a.abs());
+                assert!(value.iter().zip(&all[name]).all(close), "{what}: {name}");
+                compared += 1;
+            }
+        }
+        assert!(compared > 50, "{what}: {compared}");
+    }
+}
+
+fn undropped_gpt(net: &Net) -> fleet_ir::VarId {
+    gpt(net, &GptConfig { dropout: 0.0, vocabulary: 18, ..sizes() }).loss.id()
 }
 
 fn tables(net: &Net) -> fleet_ir::VarId {

@@ -22,22 +22,7 @@ pub fn train(
     strategy: &DistributedStrategy,
     network: fn(Var<'_>) -> Var<'_>,
 ) -> Result<Session> {
-    train_copies(steps, optimizer, strategy, network, 1)
-}
-
-/// Like [`train`], where `sharing` neighbouring workers share one copy of the model, or all of them
-/// if there are not as many. They feed the same samples.
-pub fn train_copies(
-    steps: u64,
-    optimizer: impl Into<OptimizerDesc>,
-    strategy: &DistributedStrategy,
-    network: fn(Var<'_>) -> Var<'_>,
-    sharing: usize,
-) -> Result<Session> {
     let fleet = Fleet::collective()?;
-    let sharing = sharing.min(fleet.worker_num());
-    let (copy, copies) = (fleet.worker_index() / sharing, fleet.worker_num() / sharing);
-    let share = BATCH / copies.max(1);
     let net = Net::new();
     let image = net.data("image", [-1, IMAGE_PIXELS as i64], DType::F32);
     let label = net.data("label", [-1, 1], DType::I64);

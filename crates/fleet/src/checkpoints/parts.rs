@@ -201,22 +201,172 @@ impl Wanted<'_> {
     fn has(&self, name: &str) -> bool {
         self.names.contains(&name)
     }
-    let is_combined = |name: &str| head.local.iter().any(|var| var.name == name);
-    let mut parts: Vec<BTreeMap<String, Tensor>> = Vec::new();
-    let mut entries = Vec::new();
-    // The rank whose part has each variable with an owner.
-    let mut holders: BTreeMap<String, usize> = BTreeMap::new();
-    for rank in 0..head.ranks {
-        let path = rank_folder(path, rank);
-        let (found, meta) = list_tensors_on(disk, &path)?;
-        head.check_part(&path, &meta)?;
-        entries.push(own_entries(meta.entries));
-        let found = found.into_iter().map(|info| info.name);
-        for name in found.filter(|name| is_wanted(name) && !is_combined(name)) {
-            let holder = holders.entry(name).or_insert(rank);
-            // Statistics differ between copies of a stage, and each copy resumes with its own.
-            if place == (rank, head.ranks) {
-                *holder = rank;
+
+    /// Returns this rank's place among those with the same part of the model.
+    fn copy(&self) -> (usize, usize) {
+        let layers = layers(self.divided);
+        (self.place.0 / layers, (self.place.1 / layers).max(1))
+    }
+}
+
+/// Returns the number of neighbouring ranks that share layers.
+fn layers(divided: &Divisions) -> usize {
+    divided.values().map(|division| division.parts).max().unwrap_or(1)
+}
+
+/// Reads the checkpoint for a rank.
+pub(super) fn load(disk: &dyn Disk, path: &Path, wanted: &Wanted<'_>) -> Result<Loaded> {
+    let parts = Parts::open(disk, path)?;
+    let tensors = parts.read(disk, wanted)?;
+    Ok(Loaded { tensors, step: parts.common.meta().step, entries: parts.entries()? })
+}
+
+/// The parts of a checkpoint. Their headers have been read, their tensors have not.
+pub(super) struct Parts {
+    pub path: PathBuf,
+    pub head: CommonMeta,
+    /// State that all ranks have in common.
+    pub common: CheckpointIndex,
+    /// The ranks' own state, by rank; empty in a checkpoint of one rank.
+    pub ranks: Vec<RankPart>,
+}
+
+/// The part of one rank.
+pub(super) struct RankPart {
+    pub index: CheckpointIndex,
+    /// The variables of which the rank has a part.
+    pub divided: Divisions,
+}
+
+impl RankPart {
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.index.tensors().map(|tensor| tensor.name())
+    }
+}
+
+impl Parts {
+    /// Reads the headers of all parts.
+    pub fn open(disk: &dyn Disk, path: &Path) -> Result<Parts> {
+        let common = CheckpointIndex::open_on(disk, path)?;
+        let head = CommonMeta::read(path, common.meta())?;
+        let mut ranks = Vec::new();
+        for rank in (0..head.ranks).filter(|_| head.ranks > 1) {
+            let folder = rank_folder(path, rank);
+            let index = CheckpointIndex::open_on(disk, &folder)?;
+            head.check_part(&folder, index.meta())?;
+            let divided = read_divided(&folder, index.meta())?;
+            ranks.push(RankPart { index, divided });
+        }
+        Ok(Parts { path: path.to_path_buf(), head, common, ranks })
+    }
+
+    /// Returns the caller's entries of the ranks that saved, by rank. In a converted checkpoint
+    /// these are the ranks before the conversion.
+    pub fn entries(&self) -> Result<Vec<BTreeMap<String, String>>> {
+        let common = &self.common.meta().entries;
+        if let Some(count) = common.get(CONVERTED) {
+            return converted_entries(count, common).ok_or_else(|| {
+                let what = "invalid entries of ranks in the converted checkpoint";
+                Error::invalid(what).at(self.path.display())
+            });
+        }
+        if self.ranks.is_empty() {
+            return Ok(vec![own_entries(common.clone())]);
+        }
+        let of = |part: &RankPart| own_entries(part.index.meta().entries.clone());
+        Ok(self.ranks.iter().map(of).collect())
+    }
+
+    /// Reads the variables of a rank.
+    pub fn read(&self, disk: &dyn Disk, wanted: &Wanted<'_>) -> Result<Named> {
+        let copy = wanted.copy();
+        let mut tensors = Vec::new();
+        for name in self.common.tensors().map(|it| it.name()).filter(|name| wanted.has(name)) {
+            let whole = self.common.read_on(disk, name)?;
+            let part = wanted.divided.get(name).map(|division| cut(&whole, division)).transpose();
+            let part = part.map_err(|error| error.at(name).at(self.path.display()))?;
+            let mut tensor = part.unwrap_or(whole);
+            // Variables that the saving ranks had in common may have to be divided among the ranks
+            // now.
+            let shared = |var: &LocalVar| var.name == name && var.spread == Spread::Share;
+            if copy.1 > 1 && wanted.local.iter().any(shared) {
+                tensor = combine(&[&tensor], Spread::Share, copy)?;
+            }
+            tensors.push((name.to_string(), tensor));
+        }
+        if self.ranks.is_empty() {
+            return Ok(tensors);
+        }
+        let reading = Reading { parts: self, disk, wanted };
+        reading.owned(&mut tensors)?;
+        reading.combined(&mut tensors)?;
+        reading.divided(&mut tensors)?;
+        Ok(tensors)
+    }
+}
+
+/// Reads the ranks' own state for one rank.
+struct Reading<'a> {
+    parts: &'a Parts,
+    disk: &'a dyn Disk,
+    wanted: &'a Wanted<'a>,
+}
+
+impl Reading<'_> {
+    /// Returns whether this rank had the same place in the job that saved.
+    fn is_same_layout(&self) -> bool {
+        let Wanted { place, divided, .. } = self.wanted;
+        let head = &self.parts.head;
+        head.ranks == place.1 && head.layers == layers(divided)
+    }
+
+    /// Returns the ranks that hold a variable as `holds` says, this rank's own number first.
+    fn holders(&self, holds: impl Fn(&RankPart) -> bool) -> Vec<usize> {
+        let own = self.wanted.place.0;
+        let mut found: Vec<usize> =
+            (0..self.ranks().len()).filter(|rank| holds(&self.ranks()[*rank])).collect();
+        if let Some(at) = found.iter().position(|rank| *rank == own) {
+            found[..=at].rotate_right(1);
+        }
+        found
+    }
+
+    fn ranks(&self) -> &[RankPart] {
+        &self.parts.ranks
+    }
+
+    fn read(&self, rank: usize, which: impl Fn(&str) -> bool) -> Result<Named> {
+        let names = self.ranks()[rank].names().filter(|name| which(name));
+        names.map(|name| Ok((name.to_string(), self.read_one(rank, name)?))).collect()
+    }
+
+    fn read_one(&self, rank: usize, name: &str) -> Result<Tensor> {
+        match self.ranks()[rank].index.find(name) {
+            Some(_) => self.ranks()[rank].index.read_on(self.disk, name),
+            None => Err(self.missing(name)),
+        }
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        let what = format!("missing variable '{name}' in a rank's part of the checkpoint");
+        Error::invalid(what).at(self.parts.path.display())
+    }
+
+    /// Reads whole variables that one rank owned.
+    fn owned(&self, tensors: &mut Named) -> Result<()> {
+        let is_owned = |part: &RankPart, name: &str| {
+            self.parts.head.spread(name).is_none() && !part.divided.contains_key(name)
+        };
+        let is_wanted = |name: &&str| self.wanted.has(name);
+        // The rank whose part has each variable.
+        let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
+        for (rank, part) in self.ranks().iter().enumerate() {
+            for name in part.names().filter(is_wanted).filter(|name| is_owned(part, name)) {
+                let owner = owners.entry(name).or_insert(rank);
+                // Statistics differ between copies of a stage, and each copy resumes with its own.
+                if self.wanted.place == (rank, self.parts.head.ranks) {
+                    *owner = rank;
+                }
             }
         }
         for rank in 0..self.ranks().len() {

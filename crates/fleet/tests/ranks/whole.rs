@@ -38,7 +38,7 @@ pub fn save(fleet: &Fleet, folder: &Path) -> Result<()> {
         let value = values[0].item::<f32>()?;
         let main = &session.programs.main;
         let error = fleet::save_persistables(folder.join("part"), main, &session.scope);
-        assert!(error.unwrap_err().to_string().contains("the ranks of the job divide its state"));
+        assert!(error.unwrap_err().to_string().contains("the ranks of this job divide"));
         let folder = folder.join(name);
         let mut checkpoints = fleet.checkpoints(folder.join("checkpoints"), POLICY)?;
         checkpoints.save(3, main, &session.scope, Default::default())?;

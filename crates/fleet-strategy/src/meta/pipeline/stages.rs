@@ -10,9 +10,8 @@
 
 use crate::auto::op_cost;
 use crate::effective::Effective;
-use crate::grid::Grid;
+use crate::grid::{Axis, Grid};
 use crate::job::Job;
-use crate::meta::Facts;
 use crate::pipeline::{Layout, Size};
 use crate::rates::{BATCH_ASSUMED, Rates};
 use fleet_ir::{Op, OpId, Program, VarId};
@@ -55,16 +54,6 @@ pub fn is_on(strategy: &Effective<'_>) -> bool {
     strategy.pipeline() || strategy.hybrid_configs().pp_degree() > 1
 }
 
-/// Returns the number of ranks that train copies of the same parameters: all ranks, unless they are
-/// stages of pipelines.
-pub fn copies(strategy: &Effective<'_>, facts: &Facts<'_>) -> usize {
-    let count = facts.ranks.count;
-    if !is_on(strategy) {
-        return count;
-    }
-    layout(strategy, facts.program, count).map_or(count, |layout| layout.copies())
-}
-
 /// Returns the layout that a strategy gives `ranks` ranks.
 pub fn layout(
     strategy: &Effective<'_>,
@@ -99,17 +88,24 @@ pub fn layout(
     Ok(Layout { grid, size, is_labelled })
 }
 
+/// Returns the number of ranks that share the layers of each stage.
+fn layer_parts(strategy: &Effective<'_>) -> usize {
+    Grid::field(strategy, Axis::Tensor).map_or(1, |(_, degree)| degree.max(1))
+}
+
 /// Returns the grid of pipelines with this number of stages.
 fn grid(strategy: &Effective<'_>, ranks: usize, stages: usize) -> Result<Grid, Refusal> {
     let hybrid = strategy.hybrid_configs();
-    let copies = ranks / stages;
+    let parts = layer_parts(strategy);
+    let copies = ranks / stages / parts;
     let asked = hybrid.dp_degree.filter(|it| *it > 0).map(|it| it as usize);
-    if copies * stages == ranks && asked.is_none_or(|asked| asked == copies) {
-        return Ok(Grid::new([1, 1, stages, copies]));
+    if copies * stages * parts == ranks && asked.is_none_or(|asked| asked == copies) {
+        return Ok(Grid::new([parts, 1, stages, copies]));
     }
+    let layers = if parts > 1 { format!("mp_degree {parts} x ") } else { String::new() };
     let pipelines = match asked {
-        Some(asked) => format!("pp_degree {stages} x dp_degree {asked}"),
-        None => format!("pipelines of {stages} stages"),
+        Some(asked) => format!("{layers}pp_degree {stages} x dp_degree {asked}"),
+        None => format!("{layers}pipelines of {stages} stages"),
     };
     let field = match (hybrid.pp_degree, asked) {
         (Some(_), _) => PP_DEGREE,
@@ -132,7 +128,7 @@ fn stages(
     let degree = assigned(hybrid.pp_degree);
     let Some(parts) = labelled else {
         let copies = assigned(hybrid.dp_degree).unwrap_or(1);
-        let stages = degree.unwrap_or_else(|| (ranks / copies).max(1));
+        let stages = degree.unwrap_or_else(|| (ranks / copies / layer_parts(strategy)).max(1));
         return Ok((stages, stages * virtual_stages.unwrap_or(1)));
     };
     let stages = match degree {
