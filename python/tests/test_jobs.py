@@ -100,9 +100,10 @@ def test_a_refused_strategy_names_the_field(raises):
     fleet.init(is_collective=True)
     loss = network()
     strategy = fleet.DistributedStrategy()
-    strategy.pipeline = True
+    strategy.hybrid_configs = {"sep_degree": 2}
     optimizer = fleet.distributed_optimizer(package.optimizer.SGD(0.1), strategy)
-    text = raises((ValueError, NotImplementedError), ["pipeline"], lambda: optimizer.minimize(loss))
+    refused = (ValueError, NotImplementedError)
+    text = raises(refused, ["sep_degree"], lambda: optimizer.minimize(loss))
     assert "test_jobs.py:" in text
     assert static.default_main_program().op_names.count("sgd") == 0
 
