@@ -462,6 +462,13 @@ fn memory(optimizer: &OptimizerDesc, strategy: &DistributedStrategy, count: usiz
 #[test]
 fn memory_is_predicted() {
     let layers = HybridConfig::default().with_mp_degree(2);
+    let divided: Network = |net| {
+        let x = net.data("x", [-1, 6], DType::F32);
+        let y = net.data("y", [-1, 1], DType::F32);
+        let wide = x.fc(Fc::new(256).act(Act::Tanh).split(Split::Columns));
+        let narrow = wide.fc(Fc::new(12).act(Act::Tanh).split(Split::Rows));
+        narrow.fc(1).mse_loss(y, Reduction::Mean).id()
+    };
     let strategies = [
         DistributedStrategy::new(),
         stage(1),
@@ -469,12 +476,14 @@ fn memory_is_predicted() {
         stage(3),
         stage(1).use_gradient_merge(2),
         DistributedStrategy::new().use_sharding(ShardingConfig::default()),
-        DistributedStrategy::new().with_hybrid_configs(layers),
     ];
-    for strategy in strategies {
+    let of_layers = DistributedStrategy::new().with_hybrid_configs(layers);
+    let jobs = strategies.map(|strategy| (deep as Network, strategy));
+    for (network, strategy) in jobs.into_iter().chain([(divided, of_layers)]) {
         local::run(2, |rank, world| {
-            let (programs, plan) = rewritten(deep, &momentum(), &strategy, Ranks::new(rank, 2))?;
-            let (x, y) = batch(0, rank, 2)?;
+            let (programs, plan) = rewritten(network, &momentum(), &strategy, Ranks::new(rank, 2))?;
+            // Ranks that share layers have the same batch.
+            let (x, y) = batch(0, 0, 2)?;
             let feeds = [("x", DType::F32, *x.shape()), ("y", DType::F32, *y.shape())];
             let options = ExecOptions { device: Device::Null, ..ExecOptions::threads(1) };
             let none = Scope::new();
