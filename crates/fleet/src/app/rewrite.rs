@@ -311,21 +311,22 @@ fn print_cost(programs: &Programs, plan: &Outcome, out: &mut Output) -> Result<(
 /// Samples of a step if neither the program nor the user states them.
 const BATCH: i64 = 32;
 
-/// Prints the memory of a step, as the planner computes it.
+/// Prints the memory of a step, as the planner computes it. The scratch memory of kernels is not
+/// known before they are prepared, which needs the connections of a job.
 fn print_memory(main: &Program, batch: i64, out: &mut Output) -> Result<(), ExitReason> {
     let plan = match plan_of_rank(main, batch) {
         Ok(plan) => plan,
         Err(error) => return out.line(format!("\nmemory: unknown: {error}")),
     };
     let bytes = |count: usize| text::bytes(count as u64);
-    let total = plan.persistable_bytes + plan.arena_bytes + plan.scratch_bytes + plan.feed_bytes;
+    let total = plan.persistable_bytes + plan.arena_bytes + plan.feed_bytes;
     let sent = text::bytes(cost::gradient_bytes(main));
     out.line(format!("\nmemory of this rank, unknown dimensions of fed tensors: {batch}"))?;
     out.line(format!("  total           {}", bytes(total)))?;
     out.line(format!("    persistables  {}", bytes(plan.persistable_bytes)))?;
     out.line(format!("    arena         {} ({sent} of gradients sent)", bytes(plan.arena_bytes)))?;
-    out.line(format!("    scratch       {}", bytes(plan.scratch_bytes)))?;
-    out.line(format!("    fed           {}", bytes(plan.feed_bytes)))
+    out.line(format!("    fed           {}", bytes(plan.feed_bytes)))?;
+    out.line("  without the scratch memory of kernels")
 }
 
 impl ProgramArgs {
