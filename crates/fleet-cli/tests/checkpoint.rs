@@ -1,4 +1,4 @@
-//! `fleet checkpoint`: what it shows of checkpoints of one and several ranks, damage, and bad input.
+//! `fleet checkpoint`: what it shows of checkpoints of one and several ranks, damage, bad input.
 
 use fleet::prelude::*;
 use fleet::{CheckpointPolicy, Checkpoints};

@@ -299,14 +299,16 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
         profile: args.trace.is_some(),
         ..ExecOptions::threads(usize::from(args.threads))
     };
-    let mut session = fleet.session(demo.net.build()?, &job, options)?;
+    let mut session = fleet.session(demo.net.build()?, &job, options.clone())?;
     out.line(&demo.title)?;
     out.line(header(name, &demo, (fleet, job.plan.copy.1), &session))?;
 
     let trained = train::run(&demo, args, fleet, &mut session, job.plan.copy, out)?;
     fleet.meet(&mut session)?;
-    if fleet.is_first_worker() && !trained.is_terminated {
-        summary(demo, args, &trained, &mut session, out)?;
+    if !trained.is_terminated
+        && let Some(whole) = fleet.whole(&session)?
+    {
+        summary(demo, args, &trained, &mut whole.session(options)?, out)?;
     }
     // The first worker may still run its test; if it dies meanwhile, all others learn of it.
     fleet.finish()?;

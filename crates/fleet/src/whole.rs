@@ -5,8 +5,9 @@ use crate::slices::{copy_common, divisions};
 use crate::{Fleet, Session};
 use fleet_base::{Error, Result};
 use fleet_comm::Group;
-use fleet_exec::Scope;
+use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::{Division, Param, Program, Var};
+use fleet_nn::Programs;
 use fleet_strategy::{LocalVar, Spread, local_state, undivided};
 use fleet_tensor::{DType, Shape, Tensor};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -65,6 +66,30 @@ impl Fleet {
 }
 
 impl WholeModel {
+    /// Returns a session of one process that evaluates the model.
+    ///
+    /// ```
+    /// # use fleet::prelude::*;
+    /// let (fleet, net) = (Fleet::collective()?, Net::new());
+    /// let y = net.data("x", [-1, 2], DType::F32).fc(1);
+    /// let strategy = DistributedStrategy::new();
+    /// let job = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).minimize(&net, y.mean())?;
+    /// let y = y.name();
+    /// let session = fleet.session(net.build()?, &job, ExecOptions::default())?;
+    /// // .. training
+    /// if let Some(whole) = fleet.whole(&session)? {
+    ///     let mut whole = whole.session(ExecOptions::default())?;
+    ///     let x = Tensor::from_slice(&[1.0f32, 2.0], [1, 2])?;
+    ///     assert_eq!(whole.evaluate(&[("x", &x)], &[&y])?.len(), 1);
+    /// }
+    /// fleet.finish()?;
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn session(self, options: ExecOptions) -> Result<Session> {
+        let programs = Programs { main: self.program, ..Programs::default() };
+        Session::with_scope(programs, self.scope, Executor::new(options))
+    }
+
     /// Returns the state that a rank has.
     fn of(session: &Session) -> Result<WholeModel> {
         let program = match session.whole_program() {

@@ -60,10 +60,11 @@ fn batch(step: usize, rank: usize) -> Result<[(&'static str, Tensor); 2]> {
     Ok([("x", x), ("y", y)])
 }
 
-/// Returns the bits of all weights and biases.
+/// Returns the bits of all weights and biases that this rank has.
 fn bits(scope: &Scope) -> Result<Vec<u32>> {
     let mut bits = Vec::new();
-    for name in ["fc_0.w_0", "fc_0.b_0", "fc_1.w_0", "fc_1.b_0", "fc_2.w_0", "fc_2.b_0"] {
+    let names = ["fc_0.w_0", "fc_0.b_0", "fc_1.w_0", "fc_1.b_0", "fc_2.w_0", "fc_2.b_0"];
+    for name in names.into_iter().filter(|name| scope.contains(name)) {
         bits.extend(scope.tensor(name)?.as_slice::<f32>()?.iter().map(|value| value.to_bits()));
     }
     Ok(bits)

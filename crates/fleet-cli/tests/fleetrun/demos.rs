@@ -87,8 +87,8 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
         (
             ranks,
             "job.prototxt",
-            "amp: true\npipeline: true\n",
-            "job.prototxt:2:11: pipeline: is not supported",
+            "amp: true\nhybrid_configs { sep_degree: 2 }\n",
+            "job.prototxt:2:30: hybrid_configs.sep_degree: 2 is not supported",
         ),
         (servers, "job.prototxt", "\n  lamb: true\n", "job.prototxt:2:9: lamb: true\n"),
         (
@@ -104,12 +104,6 @@ fn a_strategy_that_cannot_be_is_told_by_its_line() {
             "job.json:2:40: recompute_configs.checkpoints[0]: \"nowhere\"\n",
         ),
         // Invalid values: one error, and several.
-        (
-            ranks,
-            "job.prototxt",
-            "hybrid_configs { sep_degree: 2 }",
-            "job.prototxt:1:30: hybrid_configs.sep_degree: 2 is not supported",
-        ),
         (
             servers,
             "job.prototxt",

@@ -32,6 +32,7 @@ const REASONS: &[(&str, &[&str])] = &[
             "lamb",
             "lars_momentum",
             "lr_schedule",
+            "micro_batch_slice",
             "momentum",
             "nonzero_rows",
             "rmsprop",

@@ -5,7 +5,7 @@
 //!
 //! | phase | result | strategies |
 //! | --- | --- | --- |
-//! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule; sharding, layers, pipeline: rings |
+//! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule; others: rings |
 //! | `forward` | the forward pass | AMP, synchronous batch norm; tensor parallelism: parts |
 //! | (the backward pass is appended) | | |
 //! | `backward` | gradients, `job.grads` | recompute; data parallel scales the loss |
