@@ -412,7 +412,11 @@ CASES = [
         strategies("002", 1780, optimizer=", paddle.optimizer.Adam(0.1)"),
         shown=["applied.*Lamb"],
     ),
-    Case("002-pipeline", [*strategies("002", 2074)], fails="pipeline"),
+    Case(
+        "002-pipeline",
+        strategies("002", 2074),
+        shown=["applied"],
+    ),
     Case(
         "002-pipeline-configs",
         [COLLECTIVE, "002:2087", "print(dist_strategy.pipeline_configs)"],
@@ -732,7 +736,12 @@ CASES = [
         [COLLECTIVE, "003:70", "print(strategy.recompute_configs['checkpoint_shape'])"],
         shown=[r"\[100, 512, 1024\]"],
     ),
-    Case("003-pipeline", [*strategies("003", 94)], fails="pipeline"),
+    Case(
+        "003-pipeline",
+        strategies("003", 94),
+        how="--nproc_per_node=2",
+        shown=["applied.*Pipeline"],
+    ),
     Case("003-pipeline-configs", [*strategies("003", 106)], fails="pipeline"),
     Case("003-lars", strategies("003", 133, optimizer=f", {MOMENTUM}"), shown=["applied.*Lars"]),
     Case(
