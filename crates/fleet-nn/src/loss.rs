@@ -47,7 +47,7 @@ impl Reduction {
 /// let loss = logits.cross_entropy_with(label, CrossEntropy::new().ignore_index(-1));
 /// assert_eq!(loss.shape(), Shape::from([1]));
 /// // Rows of class 1 count twice.
-/// let weight = net.create_parameter([10], DType::F32, Init::Constant(1.0).into());
+/// let weight = net.create_parameter([10], DType::F32, Init::Constant(1.0));
 /// let loss = logits.cross_entropy_with(label, CrossEntropy::new().weight(weight));
 /// assert_eq!(loss.shape(), Shape::from([1]));
 /// ```

@@ -102,7 +102,7 @@ impl DistributedOptimizer<'_> {
     /// # use fleet::{DistributedStrategy, Fleet};
     /// # let name = format!("fleet-source-{}.prototxt", std::process::id());
     /// # let file = std::env::temp_dir().join(name);
-    /// std::fs::write(&file, "pipeline: true\n")?;
+    /// std::fs::write(&file, "hybrid_configs { sep_degree: 2 }\n")?;
     /// let (fleet, net) = (Fleet::collective()?, Net::new());
     /// let mut strategy = DistributedStrategy::new();
     /// let (source, _) = strategy.load_with_source(&file)?;
@@ -110,7 +110,7 @@ impl DistributedOptimizer<'_> {
     /// let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
     /// let optimizer = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).read_from(source);
     /// let error = optimizer.minimize(&net, loss).unwrap_err().to_string();
-    /// assert!(error.contains(":1:11: pipeline: is not supported"), "{error}");
+    /// assert!(error.contains(":1:30: hybrid_configs.sep_degree: 2 is not supported"), "{error}");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn read_from(mut self, source: StrategySource) -> Self {
