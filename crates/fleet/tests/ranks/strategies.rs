@@ -34,7 +34,8 @@ pub fn strategy(name: &str, ranks: usize) -> (DistributedStrategy, OptimizerDesc
     let momentum: OptimizerDesc = Momentum::new(0.01, 0.9).into();
     let amp = AmpConfig::default().with_init_loss_scaling(256.0).with_incr_every_n_steps(2);
     // Pipelines of two stages, if that divides the ranks.
-    let two_stages = HybridConfig::default().with_pp_degree(if ranks % 2 == 0 { 2 } else { 1 });
+    let two_stages =
+        HybridConfig::default().with_pp_degree(if ranks.is_multiple_of(2) { 2 } else { 1 });
     let strategy = match name {
         "plain" => plain,
         "amp" => plain.use_amp(amp),
