@@ -7,7 +7,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// The role, the rank and the peers of a process.
-#[pyclass(module = "fleet._fleet", frozen)]
+#[pyclass(module = "fleet._fleet", frozen, eq)]
+#[derive(PartialEq)]
 pub struct TopologyCell {
     topology: Topology,
 }

@@ -415,7 +415,8 @@ CASES = [
     Case(
         "002-pipeline",
         strategies("002", 2074),
-        shown=["applied"],
+        how="--nproc_per_node=2",
+        shown=["applied.*Pipeline"],
     ),
     Case(
         "002-pipeline-configs",

@@ -141,6 +141,7 @@ from fleet import static
 from fleet.distributed import fleet
 
 fleet.init(is_collective=True)
+fleet.init(is_collective=True)  # scripts call it again with a strategy
 x, y = static.data("x", [None, 4]), static.data("y", [None, 1])
 wide = static.nn.fc(x, 8, activation="relu", split="columns")
 cost = package.nn.functional.square_error_cost(static.nn.fc(wide, 1, split="rows"), y)

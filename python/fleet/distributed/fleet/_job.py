@@ -14,6 +14,8 @@ from .role_maker import PaddleCloudRoleMaker, Role, _RoleMaker
 from .strategy import DistributedStrategy
 
 _job = None
+#: The process that has joined it; a fork has not.
+_process = None
 _strategy = None
 #: The last argument of `sys.exit`.
 _exit_status = None
@@ -25,9 +27,9 @@ def init(role_maker=None, is_collective=False, strategy=None):
     With ``is_collective`` all workers exchange gradients, and the call returns when all have
     joined. Otherwise the job has parameter servers. A process without a launcher is worker 0 of 1,
     and has the tables of a server in its own memory. ``strategy`` is that of optimizers which are
-    distributed without one.
+    distributed without one. Further calls of a process of a job keep its place, and set the strategy.
     """
-    global _job, _strategy
+    global _job, _process, _strategy
     if role_maker is None:
         role_maker = PaddleCloudRoleMaker(is_collective=is_collective)
     elif not isinstance(role_maker, _RoleMaker):
@@ -45,10 +47,18 @@ def init(role_maker=None, is_collective=False, strategy=None):
             "heterogeneous workers and coordinators are not supported\n  "
             "help: start the job with servers and workers: fleetrun --server_num=1 --worker_num=2"
         )
-    _job = _fleet.FleetCell.join(place)
     _strategy = copy.deepcopy(strategy)
-    atexit.register(_finish, _job, os.getpid())
+    # The other processes have joined once, and would not be met again.
+    if _process == os.getpid() and _has_others(place) and place == _job.topology():
+        return
+    _job, _process = _fleet.FleetCell.join(place), os.getpid()
+    atexit.register(_finish, _job, _process)
     _note_exit_status()
+
+
+def _has_others(place):
+    """Returns whether the job has other processes."""
+    return place.worker_num + place.server_num > 1
 
 
 def _note_exit_status():
