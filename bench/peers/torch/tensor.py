@@ -6,7 +6,6 @@ share `--threads` threads, at least one each. The result is the samples per seco
 together.
 """
 
-import os
 import sys
 from pathlib import Path
 
@@ -15,11 +14,10 @@ import common
 
 args = common.options(batch_size=128, steps=10, warmup=3)
 args.threads = max(1, args.threads // 2)
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
+import ranks
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -28,17 +26,17 @@ from models import mlp
 
 
 def worker(rank, port):
-    torch.manual_seed(1)
-    torch.set_num_threads(args.threads)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
-                      WORLD_SIZE=str(args.ranks))
-    dist.init_process_group("gloo")
+    ranks.join(rank, port, args)
     mesh = init_device_mesh("cpu", (args.ranks,))
     model = mlp()
     layers = [name for name, layer in model.named_children() if isinstance(layer, nn.Linear)]
     styles = [ColwiseParallel, RowwiseParallel]
     plan = {name: styles[at % 2]() for at, name in enumerate(layers[:-1])}
     parallelize_module(model, mesh, plan)
+    for layer in model:
+        if isinstance(layer, nn.ReLU):
+            # Outputs of divided layers are views, which torch does not change in place.
+            layer.inplace = False
     momentum = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=False)
     batch = args.batch_size
     batches = [(torch.randn(batch, 2048), torch.randint(10, (batch,))) for _ in range(2)]
@@ -55,9 +53,4 @@ def worker(rank, port):
 
 
 if __name__ == "__main__":
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(worker, args=(port,), nprocs=args.ranks)
+    ranks.start(worker, args)

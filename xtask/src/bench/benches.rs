@@ -76,6 +76,7 @@ const RESNET50_SCALING: &[PeerScript] = &[PeerScript {
     args: &["--model", "resnet50", "--weak-scaling"],
 }];
 
+const PIPELINE_PEER: &[PeerScript] = &[peer("torch", "torch/pipeline.py")];
 const TENSOR_PEER: &[PeerScript] = &[peer("torch", "torch/tensor.py")];
 
 const PS: &str = "paddle/ps_wide_deep.py";
@@ -185,6 +186,9 @@ pub const BENCHES: &[Bench] = &[
         peers: &[],
         target: Some(1.0),
     },
+    // The aim is 9/10 of 1.78, the speed without other costs than the bubble.
+    Bench { name: "mp/pipeline", unit: "of one rank's speed", peers: &[], target: Some(1.6) },
+    Bench { name: "mp/pipeline_vs_torch", unit: "samples/s", peers: PIPELINE_PEER, target: None },
     // The aim is 1.6 times the speed of one rank.
     Bench { name: "mp/tensor", unit: "of one rank's speed", peers: &[], target: Some(1.6) },
     Bench { name: "mp/tensor_vs_torch", unit: "samples/s", peers: TENSOR_PEER, target: None },
