@@ -72,7 +72,7 @@ impl ParamAttr {
     }
 
     /// Permits ranks to divide an axis of the parameter (`mp_degree`). Layers of divided parameters
-    /// must support it; [`Split`](crate::Split) sets it for the parameters of a layer.
+    /// must support it; [`Split`](crate::layers::Split) sets it for the parameters of a layer.
     pub fn split(self, axis: usize) -> Self {
         self.split_groups(axis, 1)
     }

@@ -6,9 +6,10 @@
 //! and the logit of its label. The gradient needs no communication.
 
 use super::labels::{check_label, labels};
+use super::softmax_with_cross_entropy::{GRAD_TRAITS, cost, infer, infer_grad};
 use crate::comm::{self, LABEL as CALL_LABEL, NRANKS, RING_ID};
 use crate::prelude::*;
-use crate::widen::{FLOATS, any_float};
+use crate::widen::any_float;
 use crate::{ReduceOp, Ring};
 use fleet_ir::AttrSpec;
 use fleet_kernels::softmax::parts::{self, IGNORED, OTHER};
@@ -30,14 +31,7 @@ pub static DEF: OpDef = OpDef {
         outputs: &[one("Softmax"), one("Loss")],
         attrs: ATTRS,
     },
-    infer: |i| {
-        i.check_dtype("Logits", FLOATS)?;
-        let Meta { dtype, shape, .. } = i.input("Logits")?;
-        let loss = check(i, "Logits")?;
-        i.set("Softmax", dtype, shape);
-        i.set("Loss", dtype, loss);
-        Ok(())
-    },
+    infer: |i| infer(i, check(i, "Logits")?),
     grad: Grad::OpRule(&GRAD, |g, grad| {
         if g.maybe_dy("Softmax").is_some() {
             return Err(Error::unsupported("no gradient of the softmax of divided classes")
@@ -73,25 +67,10 @@ pub static GRAD: OpDef = OpDef {
         outputs: &[one("Logits@GRAD")],
         attrs: ATTRS,
     },
-    infer: |i| {
-        let loss = check(i, "Softmax")?;
-        let softmax = i.input("Softmax")?;
-        i.check_dtype("Softmax", FLOATS)?;
-        i.check_dtype("Loss@GRAD", &[softmax.dtype])?;
-        i.check_shape("Loss@GRAD", loss)?;
-        i.set("Logits@GRAD", softmax.dtype, softmax.shape);
-        Ok(())
-    },
+    infer: |i| infer_grad(i, check(i, "Softmax")?),
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
-    traits: OpTraits {
-        inplace: &[("Logits@GRAD", "Softmax")],
-        cost: |c| Cost {
-            flops: 2.0 * c.input("Softmax").map_or(0, Meta::numel) as f64,
-            bytes: c.bytes(),
-        },
-        ..OpTraits::amp(AmpClass::Black)
-    },
+    traits: GRAD_TRAITS,
 };
 
 fn check(i: &InferCtx<'_>, predictions: &str) -> Result<Shape> {
@@ -173,8 +152,4 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         Ok(())
     })
     .scratch::<i64>(rows))
-}
-
-fn cost(c: &CostCtx<'_>) -> Cost {
-    Cost { flops: 24.0 * c.input("Logits").map_or(0, Meta::numel) as f64, bytes: c.bytes() }
 }

@@ -29,14 +29,7 @@ pub static DEF: OpDef = OpDef {
         outputs: &[one("Softmax"), one("Loss")],
         attrs: ATTRS,
     },
-    infer: |i| {
-        i.check_dtype("Logits", FLOATS)?;
-        let Meta { dtype, shape: logits, .. } = i.input("Logits")?;
-        let loss = check(i, "Logits")?;
-        i.set("Softmax", dtype, logits);
-        i.set("Loss", dtype, loss);
-        Ok(())
-    },
+    infer: |i| infer(i, check(i, "Logits")?),
     grad: Grad::OpRule(&GRAD, rule),
     cpu: |p| any_float(p, cpu),
     traits: OpTraits {
@@ -54,25 +47,10 @@ pub static GRAD: OpDef = OpDef {
         outputs: &[one("Logits@GRAD")],
         attrs: ATTRS,
     },
-    infer: |i| {
-        let loss = check(i, "Softmax")?;
-        let softmax = i.input("Softmax")?;
-        i.check_dtype("Softmax", FLOATS)?;
-        i.check_dtype("Loss@GRAD", &[softmax.dtype])?;
-        i.check_shape("Loss@GRAD", loss)?;
-        i.set("Logits@GRAD", softmax.dtype, softmax.shape);
-        Ok(())
-    },
+    infer: |i| infer_grad(i, check(i, "Softmax")?),
     grad: Grad::None,
     cpu: |p| any_float(p, cpu_grad),
-    traits: OpTraits {
-        inplace: &[("Logits@GRAD", "Softmax")],
-        cost: |c| Cost {
-            flops: 2.0 * c.input("Softmax").map_or(0, Meta::numel) as f64,
-            bytes: c.bytes(),
-        },
-        ..OpTraits::amp(AmpClass::Black)
-    },
+    traits: GRAD_TRAITS,
 };
 
 /// Ranks that divide the classes exchange sums of rows only.
@@ -89,6 +67,35 @@ fn divide(d: &mut Divide<'_>) -> Result<()> {
     d.set_part("Softmax", Along::axis(last))?;
     d.set("Loss", Placement::Whole)
 }
+
+/// Sets the results of the op, with or without divided classes. `loss` is the shape of the loss.
+pub(super) fn infer(i: &mut InferCtx<'_>, loss: Shape) -> Result<()> {
+    i.check_dtype("Logits", FLOATS)?;
+    let Meta { dtype, shape, .. } = i.input("Logits")?;
+    i.set("Softmax", dtype, shape);
+    i.set("Loss", dtype, loss);
+    Ok(())
+}
+
+/// Like [`infer`], for the gradient.
+pub(super) fn infer_grad(i: &mut InferCtx<'_>, loss: Shape) -> Result<()> {
+    let softmax = i.input("Softmax")?;
+    i.check_dtype("Softmax", FLOATS)?;
+    i.check_dtype("Loss@GRAD", &[softmax.dtype])?;
+    i.check_shape("Loss@GRAD", loss)?;
+    i.set("Logits@GRAD", softmax.dtype, softmax.shape);
+    Ok(())
+}
+
+/// The traits of the gradient, with or without divided classes.
+pub(super) const GRAD_TRAITS: OpTraits = OpTraits {
+    inplace: &[("Logits@GRAD", "Softmax")],
+    cost: |c| Cost {
+        flops: 2.0 * c.input("Softmax").map_or(0, Meta::numel) as f64,
+        bytes: c.bytes(),
+    },
+    ..OpTraits::amp(AmpClass::Black)
+};
 
 fn check(i: &InferCtx<'_>, predictions: &str) -> Result<Shape> {
     let axis = i.input(predictions)?.shape.axis(i.op.attr_int("axis"))?;
@@ -260,6 +267,6 @@ fn backward(
     softmax::softmax_cross_entropy_grad(k.pool, probabilities, labels, ignore, dloss, dx)
 }
 
-fn cost(c: &CostCtx<'_>) -> Cost {
+pub(super) fn cost(c: &CostCtx<'_>) -> Cost {
     Cost { flops: 24.0 * c.input("Logits").map_or(0, Meta::numel) as f64, bytes: c.bytes() }
 }
