@@ -53,7 +53,7 @@ impl Grid {
 
     /// Returns the number of all ranks.
     pub fn ranks(&self) -> usize {
-        self.degrees.iter().product()
+        product(self.degrees)
     }
 
     /// Returns the distance between neighbours along an axis, in ranks of the job.
@@ -107,7 +107,7 @@ impl Grid {
             fields.push((*axis, first.clone(), *degree));
         }
         let given = |axis: Axis| fields.iter().find(|it| it.0 == axis).map(|it| it.2);
-        let fixed: usize = fields.iter().map(|(_, _, degree)| degree).product();
+        let fixed = product(fields.iter().map(|(_, _, degree)| *degree));
         // One axis takes the ranks that the assigned degrees leave.
         let own = strategy.sharding_configs();
         let is_one_group = own.sharding_degree.is_some() && !own.hybrid_dp();
@@ -144,6 +144,11 @@ impl Grid {
         let field = fields.into_iter().next().map(|(_, field, _)| field);
         Err((field.unwrap_or_else(|| "hybrid_configs".into()), reason))
     }
+}
+
+/// Returns the product of degrees, which a strategy may state as large as it likes.
+fn product(degrees: impl IntoIterator<Item = usize>) -> usize {
+    degrees.into_iter().fold(1, usize::saturating_mul)
 }
 
 /// Returns the degrees that a strategy assigns to an axis, with their fields: that of

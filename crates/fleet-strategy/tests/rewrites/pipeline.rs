@@ -681,6 +681,9 @@ fn what_cannot_be_cut_is_refused() {
     let uneven = configs(3, "1F1B").with_virtual_stages(2);
     let uneven = DistributedStrategy::new().use_pipeline(uneven);
     check(four, &uneven, 2, "expected accumulate_steps to be a multiple of 2, got 3");
+    let many = DistributedStrategy::new().use_pipeline(configs(i32::MAX, "1F1B"));
+    check(layers, &many, 2, "expected at most 1024 accumulate_steps, got 2147483647");
+    check(layers, &many, 1, "expected at most 1024 accumulate_steps");
     check(branches, &plain, 2, "pipeline does not support the branches of a cond");
     check(counts, &plain, 2, "stages of the pipeline share 'counter'");
     check(everywhere, &plain, 2, "a gradient flows through an op that runs on all stages");

@@ -212,6 +212,8 @@ fn degrees_that_do_not_multiply_are_refused() {
     let of = |degree: i32| ShardingConfig::default().with_sharding_degree(degree);
     check(of(2), 4, "do not multiply to the job's 4 ranks: got sharding_degree 2; set hybrid_dp");
     check(of(2).with_dp_degree(3), 4, "4 ranks: got sharding_degree 2 x dp_degree 3");
+    let huge = of(i32::MAX).with_dp_degree(i32::MAX).with_mp_degree(i32::MAX);
+    check(huge, 4, "got mp_degree 2147483647 x sharding_degree 2147483647 x dp_degree 2147483647");
     check(of(3).with_hybrid_dp(true), 4, "do not multiply to the job's 4 ranks");
     check(ShardingConfig::default().with_dp_degree(3), 4, "got dp_degree 3");
     check(ShardingConfig::default().with_mp_degree(3), 4, "4 ranks: got mp_degree 3");

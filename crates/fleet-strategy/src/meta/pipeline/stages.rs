@@ -48,6 +48,10 @@ pub type Refusal = (String, String);
 
 const PP_DEGREE: &str = "hybrid_configs.pp_degree";
 const VIRTUAL_STAGES: &str = "pipeline_configs.virtual_stages";
+const ACCUMULATE_STEPS: &str = "pipeline_configs.accumulate_steps";
+
+/// Limit of micro-batches: far more than shorten the wait of stages.
+const MICROS_MAX: usize = 1024;
 
 /// Returns whether a strategy asks for a pipeline.
 pub fn is_on(strategy: &Effective<'_>) -> bool {
@@ -62,6 +66,13 @@ pub fn layout(
 ) -> Result<Layout, Refusal> {
     let labelled = labelled(program).map_err(|reason| ("pipeline".to_string(), reason))?;
     let micros = strategy.pipeline_configs().accumulate_steps().max(1) as usize;
+    if micros > MICROS_MAX {
+        let reason = format!(
+            "the program repeats both passes for each micro-batch: expected at most {MICROS_MAX} \
+             accumulate_steps, got {micros}"
+        );
+        return Err((ACCUMULATE_STEPS.into(), reason));
+    }
     let is_labelled = labelled.is_some();
     if ranks == 1 {
         let size = Size { stages: 1, parts: 1, micros };
@@ -83,7 +94,7 @@ pub fn layout(
             "with virtual stages, micro-batches run in groups of {stages}, one for each stage: \
                  expected accumulate_steps to be a multiple of {stages}, got {micros}"
         );
-        return Err(("pipeline_configs.accumulate_steps".into(), reason));
+        return Err((ACCUMULATE_STEPS.into(), reason));
     }
     Ok(Layout { grid, size, is_labelled })
 }
