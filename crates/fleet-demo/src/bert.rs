@@ -23,7 +23,8 @@ pub fn demo(size: &Size) -> Result<Demo> {
     let net = Net::new();
     net.set_seed(1);
     let config = BertConfig {
-        vocabulary: words + 1, // one more for the mask
+        // One more for the mask, in a multiple that 2, 4 or 8 workers can divide.
+        vocabulary: (words as u64 + 1).next_multiple_of(8) as i64,
         hidden: 64,
         layers: 2,
         heads: 4,
