@@ -276,12 +276,11 @@ mod tests {
         let each = ("each", 1.0);
         fault(&[(&[each], none), (&[], none)], "expected 2 values, got none on ranks [1]");
         fault(&[(&[], none), (&[], none)], "no rank's part has the variable 'each'");
-        let (own, other): (&[(&str, f32)], &[(&str, f32)]) =
-            (&[each, ("w", 1.0)], &[each, ("w", 2.0)]);
+        let (own, other) = ([each, ("w", 1.0)], [each, ("w", 2.0)]);
         let parts = [half(0), half(1)].map(|it| [("w", it)]);
         let [first, second] = [&parts[0][..], &parts[1][..]];
-        let ranks = &[(own, first), (own, second), (other, first), (own, second)];
-        fault(ranks, "copies of a variable");
+        let held = [(&own, first), (&own, second), (&other, first), (&own, second)];
+        fault(&held.map(|(vars, divided)| (&vars[..], divided)), "copies of a variable");
         fault(&[(&[each, ("common", 1.0)], none), (&[each], none)], "in that of rank 0");
         let w: &[(&str, f32)] = &[each, ("w", 1.0)];
         fault(&[(w, &[("w", half(0))]), (w, &[("w", half(0))])], "2 parts, got no part 1");
