@@ -5,20 +5,19 @@
 //! two independent processes: the cost of sharing the machine without any communication, which no
 //! weak scaling on it can avoid by sending less. `.._in_step` is the same for two ranks that send
 //! nothing and meet at the end of each step: the rank that is slower at the moment, whatever the
-//! machine does to its core, limits both. `mp/tensor` is the speed of two ranks that share the
-//! MLP's layers and have one batch, relative to that of one rank. `.._exposed_comm` is the share of
-//! a step in which rank 0 communicated, or waited for the other rank, and computed nothing. The
-//! started process is the launcher; it starts itself again as the ranks.
+//! machine does to its core, limits both. `.._exposed_comm` is the share of a step in which rank 0
+//! communicated, or waited for the other rank, and computed nothing. The started process is the
+//! launcher; it starts itself again as the ranks.
 
 use crate::measure::{Options, measure, measure_steps, print_rates};
 use fleet::nn::models::{ResNetConfig, resnet};
 use fleet::prelude::*;
-use fleet::strategy::{HybridConfig, PipelineConfig};
 use fleet::{DistributedStrategy, Fleet, Session};
 use fleet_net::{Log, StoreServer, Token, Vigilance};
 use std::process::{Child, Command, Stdio};
 
-const RANKS: usize = 2;
+/// Number of ranks of a job.
+pub const RANKS: usize = 2;
 
 /// Number of ratios, of which the median counts.
 const ROUNDS: usize = 3;
@@ -27,13 +26,18 @@ const ROUNDS: usize = 3;
 const RANK_OF: &str = "FLEET_BENCH_RANK_OF";
 
 pub fn step(options: &Options, model: &str) -> Result<()> {
-    match std::env::var(RANK_OF) {
-        Ok(_) => rank(options, model),
-        Err(_) => {
+    match is_rank() {
+        true => rank(options, model),
+        false => {
             print!("{}", job(options, model, RANKS)?);
             Ok(())
         }
     }
+}
+
+/// Returns whether this process is a rank, not the launcher.
+pub fn is_rank() -> bool {
+    std::env::var(RANK_OF).is_ok()
 }
 
 pub fn weak_scaling(options: &Options, model: &str) -> Result<()> {
@@ -62,43 +66,28 @@ pub fn exposed_comm(options: &Options, model: &str) -> Result<()> {
     step(options, &format!("{model}{TRACED_SUFFIX}"))
 }
 
-/// The speed of ranks that share layers, relative to one rank.
-pub fn tensor(options: &Options) -> Result<()> {
-    let model = format!("mlp{SHARED_SUFFIX}");
-    scaling(options, &model, |options, model| job(options, model, RANKS))
-}
-
-/// The samples per second of ranks that share layers.
-pub fn tensor_step(options: &Options) -> Result<()> {
-    step(options, &format!("mlp{SHARED_SUFFIX}"))
-}
-
-/// The speed of two ranks that run a stage of the network each, relative to one rank with the same
-/// micro-batches. Without other costs it is S M / (M + S - 1) = 1.78.
-pub fn pipeline(options: &Options) -> Result<()> {
-    let model = format!("mlp{STAGES_SUFFIX}");
-    scaling(options, &model, |options, model| job(options, model, RANKS))
-}
-
-/// The samples per second of ranks that run stages.
-pub fn pipeline_step(options: &Options) -> Result<()> {
-    step(options, &format!("mlp{STAGES_SUFFIX}"))
-}
-
-/// Measures the speed of a rank in `together` relative to that of one rank alone, alternately.
 fn scaling(
     options: &Options,
     model: &str,
     together: impl Fn(&Options, &str) -> Result<String>,
 ) -> Result<()> {
-    if std::env::var(RANK_OF).is_ok() {
-        return rank(options, model);
+    match is_rank() {
+        true => rank(options, model),
+        false => compare_with_one(options, || job(options, model, 1), || together(options, model)),
     }
+}
+
+/// Measures the speed of rank 0 of the job `together` relative to that of the job `alone`,
+/// alternately.
+pub fn compare_with_one(
+    options: &Options,
+    alone: impl Fn() -> Result<String>,
+    together: impl Fn() -> Result<String>,
+) -> Result<()> {
     let mut ratios = Vec::new();
     for _ in 0..ROUNDS {
-        let alone = samples_per_second(&job(options, model, 1)?)?;
-        let together = samples_per_second(&together(options, model)?)?;
-        ratios.push(together / alone);
+        let alone = samples_per_second(&alone()?)?;
+        ratios.push(samples_per_second(&together()?)? / alone);
     }
     ratios.sort_by(f64::total_cmp);
     println!(
@@ -116,7 +105,7 @@ fn scaling(
 /// Measures the speed with updates on arrival relative to that with updates after everything else,
 /// in alternate steps, so that other load on the machine affects both.
 pub fn update_on_arrival(options: &Options) -> Result<()> {
-    if std::env::var(RANK_OF).is_ok() {
+    if is_rank() {
         return compare_updates(options);
     }
     print!("{}", job(options, "mlp", RANKS)?);
@@ -129,13 +118,25 @@ fn compare_updates(options: &Options) -> Result<()> {
     let mut prepared = Vec::new();
     for update_on_arrival in [true, false] {
         let net = Net::new();
-        let (loss, batches) = mlp(&net)?;
+        let (loss, batches) = mlp(&net, MLP_BATCH)?;
         let rule = Momentum::new(0.01, 0.9);
         let job = fleet.distributed_optimizer(rule, &strategy).minimize(&net, loss)?;
         let build = fleet::BuildOptions { update_on_arrival, ..Default::default() };
         let exec = ExecOptions { num_threads: 1, build, ..options.exec() };
         prepared.push((fleet.session(net.build()?, &job, exec)?, batches));
     }
+    compare_steps(options, &fleet, prepared, "of the speed without")?;
+    fleet.finish()
+}
+
+/// Runs a step of each of two sessions in turn, and prints the speed of the first relative to that
+/// of the second.
+pub fn compare_steps(
+    options: &Options,
+    fleet: &Fleet,
+    mut prepared: Vec<(Session, Batches)>,
+    unit: &str,
+) -> Result<()> {
     let (steps, warmup) = options.counts(20, 3);
     let mut ratios = Vec::with_capacity(steps);
     for step in 0..warmup + steps {
@@ -152,27 +153,18 @@ fn compare_updates(options: &Options) -> Result<()> {
             ratios.push(seconds[1] / seconds[0]);
         }
     }
-    print_rates(&Options { threads: 1, ..options.clone() }, "of the speed without", ratios);
-    fleet.finish()
+    print_rates(&Options { threads: 1, ..options.clone() }, unit, ratios);
+    Ok(())
 }
 
 /// Suffix of a model's name: ranks train by themselves, and meet after each step.
 const IN_STEP_SUFFIX: &str = " in step";
 
-/// Suffix of a model's name: ranks share its layers.
-const SHARED_SUFFIX: &str = " shared";
-
-/// Suffix of a model's name: ranks run its stages.
-const STAGES_SUFFIX: &str = " stages";
-
-/// Micro-batches of a step of a pipeline. Each has as many samples as a batch without pipeline.
-const MICRO_BATCHES: i64 = 8;
-
 /// Suffix of a model's name: the share of exposed communication in a step is measured.
 const TRACED_SUFFIX: &str = " traced";
 
 /// Starts the ranks and returns the output of rank 0.
-fn job(options: &Options, model: &str, ranks: usize) -> Result<String> {
+pub fn job(options: &Options, model: &str, ranks: usize) -> Result<String> {
     let token = Token::generate()?;
     let server = StoreServer::bind("127.0.0.1:0", &token, Vigilance::default(), Log::stderr())?;
     let endpoints: Vec<String> = (0..ranks).map(|rank| format!("127.0.0.1:{}", rank + 1)).collect();
@@ -222,12 +214,9 @@ fn rank(options: &Options, model: &str) -> Result<()> {
     let value = std::env::var(RANK_OF);
     let value = value.as_deref().unwrap_or(model);
     let (value, traced) = strip_suffix(value, TRACED_SUFFIX);
-    let (value, shared) = strip_suffix(value, SHARED_SUFFIX);
-    let (value, stages) = strip_suffix(value, STAGES_SUFFIX);
     let (model, in_step) = strip_suffix(value, IN_STEP_SUFFIX);
     let (loss, batches) = match model {
-        "mlp" if stages => mlp_of(&net, MICRO_BATCHES * MLP_BATCH)?,
-        "mlp" => mlp(&net)?,
+        "mlp" => mlp(&net, MLP_BATCH)?,
         _ => resnet50(&net)?,
     };
     let per_step = batches[0][1].1.shape()[0] as usize;
@@ -242,15 +231,7 @@ fn rank(options: &Options, model: &str) -> Result<()> {
         measure_steps(&options, &mut session, &batches, per_step, (10, 3), meet)?;
         return fleet.finish();
     }
-    let mut strategy = DistributedStrategy::new();
-    if shared {
-        let hybrid = HybridConfig::default().with_mp_degree(fleet.worker_num() as i32);
-        strategy = strategy.with_hybrid_configs(hybrid);
-    }
-    if stages {
-        let configs = PipelineConfig::default().with_accumulate_steps(MICRO_BATCHES as i32);
-        strategy = strategy.use_pipeline(configs);
-    }
+    let strategy = DistributedStrategy::new();
     let job = fleet.distributed_optimizer(rule, &strategy).minimize(&net, loss)?;
     let mut session = fleet.session(net.build()?, &job, exec)?;
     match traced {
@@ -284,17 +265,12 @@ fn measure_traces(options: &Options, session: &mut Session, batches: &Batches) -
     Ok(())
 }
 
-type Batches = Vec<Vec<(&'static str, Tensor)>>;
+/// The batches of a network, which steps take in turn.
+pub type Batches = Vec<Vec<(&'static str, Tensor)>>;
 
 /// Six layers of 2048 x 2048 and a head of 10 classes: 101 MB of parameters. Ranks may share the
 /// layers, in pairs of columns and rows.
-fn mlp(net: &Net) -> Result<(Var<'_>, Batches)> {
-    mlp_of(net, MLP_BATCH)
-}
-
-const MLP_BATCH: i64 = 128;
-
-fn mlp_of(net: &Net, batch: i64) -> Result<(Var<'_>, Batches)> {
+pub fn mlp(net: &Net, batch: i64) -> Result<(Var<'_>, Batches)> {
     let (x, y) = (net.data("x", [-1, 2048], DType::F32), net.data("y", [-1, 1], DType::I64));
     let mut hidden = x;
     for split in [Split::Columns, Split::Rows].into_iter().cycle().take(6) {
@@ -303,6 +279,9 @@ fn mlp_of(net: &Net, batch: i64) -> Result<(Var<'_>, Batches)> {
     let loss = hidden.fc(10).cross_entropy(y);
     Ok((loss, batches([batch, 2048], 10)?))
 }
+
+/// Samples of a step of the MLP on a rank.
+pub const MLP_BATCH: i64 = 128;
 
 fn resnet50(net: &Net) -> Result<(Var<'_>, Batches)> {
     const BATCH: i64 = 8;

@@ -13,6 +13,7 @@ mod ddp;
 mod images;
 mod launch;
 mod measure;
+mod mp;
 mod ps_rpc;
 mod ps_table;
 mod ps_train;
@@ -21,6 +22,7 @@ mod resnet50;
 mod wide_deep;
 
 use measure::Options;
+use mp::Division;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -67,10 +69,14 @@ fn main() -> ExitCode {
             "ddp/mlp_exposed_comm" => ddp::exposed_comm(&options, "mlp"),
             "ddp/resnet50_exposed_comm" => ddp::exposed_comm(&options, "resnet50"),
             "ddp/mlp_update_on_arrival" => ddp::update_on_arrival(&options),
-            "mp/pipeline" => ddp::pipeline(&options),
-            "mp/pipeline_vs_torch" => ddp::pipeline_step(&options),
-            "mp/tensor" => ddp::tensor(&options),
-            "mp/tensor_vs_torch" => ddp::tensor_step(&options),
+            "mp/pipeline" => mp::scaling(&options, Division::Stages),
+            "mp/pipeline_vs_torch" => mp::step(&options, Division::Stages),
+            "mp/tensor" => mp::scaling(&options, Division::Layers),
+            "mp/tensor_vs_torch" => mp::step(&options, Division::Layers),
+            "mp/sharding_stage1" => mp::sharding(&options, 1),
+            "mp/sharding_stage2" => mp::sharding(&options, 2),
+            "mp/sharding_stage3" => mp::sharding(&options, 3),
+            "mp/fsdp_vs_torch" => mp::step(&options, Division::State(3)),
             other => return Err(format!("unknown benchmark '{other}'")),
         }
         .map_err(|error| error.to_string())

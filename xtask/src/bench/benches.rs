@@ -39,6 +39,11 @@ const fn ddp(name: &'static str, peers: &'static [PeerScript]) -> Bench {
     Bench { name, unit: "samples/s", peers, target: None }
 }
 
+/// The speed with divided state relative to data parallelism.
+const fn sharding(name: &'static str) -> Bench {
+    Bench { name, unit: "of data parallel's speed", peers: &[], target: Some(1.0) }
+}
+
 /// The speed of a rank among others relative to that of one alone; the ratio is to perfect scaling.
 const fn scaling(name: &'static str) -> Bench {
     Bench { name, unit: "of one rank's speed", peers: &[], target: Some(1.0) }
@@ -78,6 +83,7 @@ const RESNET50_SCALING: &[PeerScript] = &[PeerScript {
 
 const PIPELINE_PEER: &[PeerScript] = &[peer("torch", "torch/pipeline.py")];
 const TENSOR_PEER: &[PeerScript] = &[peer("torch", "torch/tensor.py")];
+const FSDP_PEER: &[PeerScript] = &[peer("torch", "torch/fsdp.py")];
 
 const PS: &str = "paddle/ps_wide_deep.py";
 /// With one worker and with two, on Paddle 2.6.2, the last release with parameter servers.
@@ -192,6 +198,11 @@ pub const BENCHES: &[Bench] = &[
     // The aim is 1.6 times the speed of one rank.
     Bench { name: "mp/tensor", unit: "of one rank's speed", peers: &[], target: Some(1.6) },
     Bench { name: "mp/tensor_vs_torch", unit: "samples/s", peers: TENSOR_PEER, target: None },
+    // The aims are at most 1.05, 1.05 and 1.15 times the step of data parallelism.
+    sharding("mp/sharding_stage1"),
+    sharding("mp/sharding_stage2"),
+    sharding("mp/sharding_stage3"),
+    Bench { name: "mp/fsdp_vs_torch", unit: "samples/s", peers: FSDP_PEER, target: None },
     Bench { name: "comm/memory", unit: "GB/s", peers: &[], target: None },
     Bench {
         name: "ps/table_pull_rows_per_core_1e7",
