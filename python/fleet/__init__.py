@@ -18,7 +18,7 @@ from fleet._absent import spelled as _spelled
 from fleet._absent import _LAZY
 from fleet._absent import absent as _absent
 from fleet import _logging
-from fleet import core, distributed, fluid, io, metric, nn, onnx, optimizer, reader, regularizer
+from fleet import core, distributed, io, metric, nn, onnx, optimizer, reader, regularizer
 from fleet import static, utils
 from fleet._attributes import ParamAttr
 from fleet._executor import (

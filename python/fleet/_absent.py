@@ -186,7 +186,7 @@ def _respelled(match):
 
 
 #: Modules that the package imports at their first use.
-_LAZY = ("dataset", "device", "vision")
+_LAZY = ("dataset", "device", "fluid", "vision")
 
 
 def nearest(name, module):
