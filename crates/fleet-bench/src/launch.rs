@@ -26,7 +26,7 @@ pub fn startup(options: &Options) -> Result<()> {
     let _ = std::fs::remove_dir_all(&folder);
     // If the system delayed the child alone, the difference says nothing about the launcher.
     let taken = measured?.into_iter().skip(warmup).map(|seconds| seconds.max(SHORTEST));
-    print_rates_of_others(options, "starts/s", taken.map(f64::recip).collect());
+    print_rates_of_others(options, "starts/s", taken.map(f64::recip).collect(), None);
     Ok(())
 }
 

@@ -106,16 +106,27 @@ pub fn print_rates(options: &Options, unit: &str, rates: Vec<f64>) {
     print_line(options, unit, rates, &memory);
 }
 
-/// Like [`print_rates`], for work in other processes, whose memory is unknown here.
-pub fn print_rates_of_others(options: &Options, unit: &str, rates: Vec<f64>) {
-    print_line(options, unit, rates, "");
+/// Like [`print_rates`], for work in other processes, whose memory is unknown here. `losses` are
+/// those that the runs reached.
+pub fn print_rates_of_others(
+    options: &Options,
+    unit: &str,
+    rates: Vec<f64>,
+    losses: Option<Vec<f64>>,
+) {
+    let loss = losses.map_or_else(String::new, |mut losses| {
+        losses.sort_by(f64::total_cmp);
+        format!(", \"loss\": {:.4}", losses[losses.len() / 2])
+    });
+    print_line(options, unit, rates, &loss);
 }
 
-fn print_line(options: &Options, unit: &str, mut rates: Vec<f64>, memory: &str) {
+/// `more` is further fields, each after a comma.
+fn print_line(options: &Options, unit: &str, mut rates: Vec<f64>, more: &str) {
     rates.sort_by(f64::total_cmp);
     println!(
         "{{\"bench\": \"{}\", \"unit\": \"{unit}\", \"median\": {:.2}, \"min\": {:.2}, \
-         \"max\": {:.2}, \"runs\": {}, \"threads\": {}{memory}}}",
+         \"max\": {:.2}, \"runs\": {}, \"threads\": {}{more}}}",
         options.name,
         rates[rates.len() / 2],
         rates[0],

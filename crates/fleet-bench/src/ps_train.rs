@@ -20,13 +20,6 @@ use std::time::Instant;
 
 /// Variable that marks a started process as part of a job.
 const PART_OF: &str = "FLEET_BENCH_PART_OF";
-/// Options of both sides (`bench/peers/paddle/ps_wide_deep.py` has the same), unless the
-/// environment sets others: up to 20 gradients are merged into one push, and as many are queued.
-const SERVER_OPTIONS: [(&str, &str); 3] = [
-    ("FLAGS_communicator_max_merge_var_num", "20"),
-    ("FLAGS_communicator_send_queue_size", "20"),
-    ("FLAGS_communicator_send_wait_times", "20"),
-];
 /// Variable that tells a server where to keep a log.
 const LOG_IN: &str = "FLEET_BENCH_LOG_IN";
 /// Timed runs, of which the median counts.
@@ -34,31 +27,45 @@ const RUNS: usize = 3;
 /// Timed steps of a run, and the warmup steps before them.
 const STEPS: usize = 100;
 const WARMUP: usize = 20;
+/// Steps after them whose mean loss is shown. `bench/peers/paddle/ps_wide_deep.py` trains as many
+/// steps before, and measures as many.
+const SCORED: usize = 60;
 
 /// The work of a job's processes.
 struct Task {
     workers: usize,
     is_async: bool,
-    /// The work of a worker; the results of all workers are added up.
-    work: fn(&Options, &mut Worker, u64) -> Result<f64>,
+    /// The work of a worker.
+    work: fn(&Options, &mut Worker, &str, u64) -> Result<Outcome>,
 }
 
-/// Measures the samples per second of all workers.
+/// What a worker has measured, or all workers of a job.
+#[derive(Default)]
+struct Outcome {
+    /// The sum of all workers' values.
+    value: f64,
+    /// The mean loss after the timed steps, if the work has one.
+    loss: Option<f64>,
+}
+
+/// Measures the samples per second of all workers, and the loss that they reach.
 pub fn run(options: &Options, workers: usize, is_async: bool) -> Result<()> {
     let task = Task { workers, is_async, work: steps };
-    launch(options, &task, "samples/s", |_| job(options, workers, &SERVER_OPTIONS))
+    launch(options, &task, "samples/s", |_| job(options, workers, &[]))
 }
 
 /// Measures the speed from text files in percent of that from memory. Two workers do both
 /// alternately, each at the same time as the other.
 pub fn text_vs_memory(options: &Options) -> Result<()> {
     let task = Task { workers: 2, is_async: true, work: text };
-    launch(options, &task, "%", |workers| Ok(job(options, workers, &[])? / workers as f64))
+    launch(options, &task, "%", |workers| {
+        let all = job(options, workers, &[])?;
+        Ok(Outcome { value: all.value / workers as f64, loss: None })
+    })
 }
 
 /// Runs jobs of two workers whose server keeps a log, and jobs without one, alternately. The result
-/// is the share of the speed that remains. Every gradient is a push of its own, as by default:
-/// merged ones cost less.
+/// is the share of the speed that remains.
 pub fn durability(options: &Options) -> Result<()> {
     let task = Task { workers: 2, is_async: true, work: steps };
     launch(options, &task, "of the speed without", |workers| {
@@ -68,7 +75,7 @@ pub fn durability(options: &Options) -> Result<()> {
         let with = job(options, workers, &[(LOG_IN, &*path)]);
         // The log of a job that failed is useless.
         let _ = std::fs::remove_dir_all(&folder);
-        Ok(with? / without)
+        Ok(Outcome { value: with?.value / without.value, loss: None })
     })
 }
 
@@ -77,18 +84,20 @@ fn launch(
     options: &Options,
     task: &Task,
     unit: &str,
-    measured: impl Fn(usize) -> Result<f64>,
+    measured: impl Fn(usize) -> Result<Outcome>,
 ) -> Result<()> {
     if std::env::var(PART_OF).is_ok() {
         return part(options, task);
     }
-    let rates = (0..RUNS).map(|_| measured(task.workers)).collect::<Result<Vec<f64>>>()?;
-    crate::measure::print_rates_of_others(options, unit, rates);
+    let runs = (0..RUNS).map(|_| measured(task.workers)).collect::<Result<Vec<Outcome>>>()?;
+    let losses: Option<Vec<f64>> = runs.iter().map(|run| run.loss).collect();
+    let rates = runs.iter().map(|run| run.value).collect();
+    crate::measure::print_rates_of_others(options, unit, rates, losses);
     Ok(())
 }
 
-/// Runs a job; returns the sum of the numbers that its workers print.
-fn job(options: &Options, workers: usize, settings: &[(&str, &str)]) -> Result<f64> {
+/// Runs a job; returns the sum of the values and the mean of the losses that its workers print.
+fn job(options: &Options, workers: usize, settings: &[(&str, &str)]) -> Result<Outcome> {
     let failed = |what: &dyn std::fmt::Display| {
         Error::unavailable(format!("a process of the job failed: {what}"))
     };
@@ -97,12 +106,11 @@ fn job(options: &Options, workers: usize, settings: &[(&str, &str)]) -> Result<f
     let server = socket.local_addr().map_err(|error| failed(&error))?;
     drop(socket);
     let token = Token::generate()?;
-    let settings = settings.iter().filter(|(name, _)| std::env::var_os(name).is_none());
     let start = |role: &str, port: u16, rank: usize| -> std::io::Result<Child> {
         Command::new(std::env::current_exe()?)
             .args(std::env::args().skip(1))
             .env(PART_OF, "1")
-            .envs(settings.clone().copied())
+            .envs(settings.iter().copied())
             .env("FLEET_TOKEN", token.to_text())
             .env("TRAINING_ROLE", role)
             .env("PADDLE_PSERVERS_IP_PORT_LIST", server.to_string())
@@ -118,16 +126,20 @@ fn job(options: &Options, workers: usize, settings: &[(&str, &str)]) -> Result<f
     for rank in 0..workers {
         children.push(start("TRAINER", 1, rank).map_err(|error| failed(&error))?);
     }
-    let mut sum = 0.0;
+    let mut all = Outcome::default();
     for child in children {
         let output = child.wait_with_output().map_err(|error| failed(&error))?;
         if !output.status.success() {
             return Err(failed(&output.status).help("run with --profile to see its output"));
         }
         let text = String::from_utf8_lossy(&output.stdout);
-        sum += text.trim().parse::<f64>().unwrap_or(0.0);
+        let mut numbers = text.split_whitespace().filter_map(|number| number.parse::<f64>().ok());
+        all.value += numbers.next().unwrap_or(0.0);
+        if let Some(loss) = numbers.next() {
+            *all.loss.get_or_insert(0.0) += loss / workers as f64;
+        }
     }
-    Ok(sum)
+    Ok(all)
 }
 
 /// Runs a server, or a worker that prints the result of its work.
@@ -137,6 +149,7 @@ fn part(options: &Options, task: &Task) -> Result<()> {
     let model = wide_deep(&net, &WideDeepConfig { auc: false, ..WideDeepConfig::criteo() });
     let strategy = DistributedStrategy::new().with_a_sync(task.is_async);
     let optimizer = fleet.distributed_optimizer(Adam::new(1e-3), &strategy);
+    let loss = model.loss.name();
     let job = optimizer.minimize_on_servers(&net, model.loss)?;
     if fleet.is_server() {
         match std::env::var(LOG_IN) {
@@ -152,7 +165,9 @@ fn part(options: &Options, task: &Task) -> Result<()> {
     }
     let exec = ExecOptions { num_threads: 1, ..options.exec() };
     let mut worker = fleet.init_worker(net.build()?, &job, exec)?;
-    println!("{}", (task.work)(options, &mut worker, fleet.worker_index() as u64)?);
+    let outcome = (task.work)(options, &mut worker, &loss, fleet.worker_index() as u64)?;
+    let loss = outcome.loss.map_or_else(String::new, |loss| loss.to_string());
+    println!("{} {loss}", outcome.value);
     if options.profile {
         eprintln!("{:?}", worker.stats());
         let executor = &worker.session.executor;
@@ -163,31 +178,36 @@ fn part(options: &Options, task: &Task) -> Result<()> {
     worker.stop()
 }
 
-fn steps(options: &Options, worker: &mut Worker, _: u64) -> Result<f64> {
+fn steps(options: &Options, worker: &mut Worker, loss: &str, _: u64) -> Result<Outcome> {
     let batches = batches()?;
     let feeds: Vec<Vec<(&str, &Tensor)>> = batches
         .iter()
         .map(|batch| batch.iter().map(|(name, tensor)| (*name, tensor)).collect())
         .collect();
     let (steps, warmup) = options.counts(STEPS, WARMUP);
-    let step = |at: usize, worker: &mut Worker| {
+    let step = |at: usize, worker: &mut Worker, fetched: &[&str]| {
         worker.look_ahead(&feeds[(at + 1) % feeds.len()])?;
-        worker.run(&feeds[at % feeds.len()], &[]).map(drop)
+        worker.run(&feeds[at % feeds.len()], fetched)
     };
-    (0..warmup).try_for_each(|at| step(at, worker))?;
+    (0..warmup).try_for_each(|at| step(at, worker, &[]).map(drop))?;
     worker.barrier()?;
     let (begin, computed) = (Instant::now(), cpu::by_thread());
-    (warmup..warmup + steps).try_for_each(|at| step(at, worker))?;
+    (warmup..warmup + steps).try_for_each(|at| step(at, worker, &[]).map(drop))?;
     // Gradients that are not applied do not count as trained.
     worker.flush()?;
     let seconds = begin.elapsed().as_secs_f64();
     if options.profile {
         cpu::print_since("worker", &computed, steps * BATCH);
     }
-    Ok((steps * BATCH) as f64 / seconds)
+    let mut sum = 0.0;
+    for at in warmup + steps..warmup + steps + SCORED {
+        sum += f64::from(step(at, worker, &[loss])?[0].to_vec::<f32>()?[0]);
+    }
+    let value = (steps * BATCH) as f64 / seconds;
+    Ok(Outcome { value, loss: Some(sum / SCORED as f64) })
 }
 
-fn text(options: &Options, worker: &mut Worker, rank: u64) -> Result<f64> {
+fn text(options: &Options, worker: &mut Worker, _: &str, rank: u64) -> Result<Outcome> {
     let (passes, warmup) = options.counts(5, 1);
     let mut shares = crate::data::text_vs_memory(rank, passes, warmup, |dataset| {
         worker.barrier()?;
@@ -197,5 +217,5 @@ fn text(options: &Options, worker: &mut Worker, rank: u64) -> Result<f64> {
         Ok(begin.elapsed().as_secs_f64())
     })?;
     shares.sort_by(f64::total_cmp);
-    Ok(shares[shares.len() / 2])
+    Ok(Outcome { value: shares[shares.len() / 2], loss: None })
 }

@@ -31,6 +31,7 @@ pub fn summary(bench: &Bench, threads: usize, runs: &[Value]) -> Map<String, Val
         "runs": list.len(),
         "threads": threads,
         "peak_rss_mb": median(&peak),
+        "loss": median(&medians(runs, "loss")),
     });
     line.as_object().cloned().unwrap_or_default()
 }
@@ -51,6 +52,7 @@ pub fn against(ours: &Map<String, Value>, framework: &str, theirs: &[Value]) -> 
     line.insert("peer_min".into(), json!(list.first()));
     line.insert("peer_max".into(), json!(list.last()));
     line.insert("peer_peak_rss_mb".into(), json!(median(&peak)));
+    line.insert("peer_loss".into(), json!(median(&medians(theirs, "loss"))));
     line.insert("ratio".into(), json!(ratio(mine, median(&list))));
     line
 }
@@ -82,6 +84,12 @@ pub fn show(json: bool, line: &Map<String, Value>) {
             text("peer"),
             memory("peer_peak_rss_mb").map_or_else(String::new, |mb| format!(" ({mb})")),
         );
+    }
+    if let Some(loss) = number("loss") {
+        row += &format!("   loss {loss:.4}");
+    }
+    if let Some(loss) = number("peer_loss") {
+        row += &format!(", {} {loss:.4}", text("peer"));
     }
     println!("{row}");
 }
