@@ -20,6 +20,7 @@ pub mod sync;
 pub mod temporary;
 pub mod terminal;
 pub mod text;
+pub mod units;
 
 pub use entity::{EntityMap, EntityRef, SecondaryMap};
 pub use error::{Error, ErrorCode, ErrorKind, Result};

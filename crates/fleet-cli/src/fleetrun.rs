@@ -12,7 +12,7 @@ use std::process::ExitCode;
 const BUILTINS: Builtins<'static> = Builtins {
     argument: "__demo",
     prefix: "demo:",
-    names: &["wide_deep", "lenet", "word2vec", "bert", "resnet"],
+    names: &["wide_deep", "lenet", "word2vec", "bert", "resnet", "gpt"],
     not_on_servers: fleet_demo::UNSUPPORTED_ON_SERVERS,
 };
 

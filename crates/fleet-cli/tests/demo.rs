@@ -48,3 +48,8 @@ fn bert() {
 fn resnet() {
     check("resnet", "64", "unseen digits classified correctly");
 }
+
+#[test]
+fn gpt() {
+    check("gpt", "32", "and 4.939 without context");
+}

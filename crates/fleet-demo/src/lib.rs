@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod bert;
+mod gpt;
 mod lenet;
 mod resnet;
 mod server_closing;
@@ -104,11 +105,14 @@ enum Which {
     Bert,
     /// ResNet-18 on generated digits
     Resnet,
+    /// A small GPT that predicts the next word
+    Gpt,
 }
 
 /// Demos that do not train on parameter servers, with the reason.
 pub const UNSUPPORTED_ON_SERVERS: &[(&str, &str)] = &[
     ("bert", "its optimizer AdamW is not supported on servers"),
+    ("gpt", "its optimizer AdamW is not supported on servers"),
     ("resnet", "its batch-norm statistics would stay on each worker"),
 ];
 
@@ -120,6 +124,7 @@ impl Which {
             Which::Word2vec => "word2vec",
             Which::Bert => "bert",
             Which::Resnet => "resnet",
+            Which::Gpt => "gpt",
         }
     }
 
@@ -130,6 +135,7 @@ impl Which {
             Which::Word2vec => word2vec::demo(size),
             Which::Bert => bert::demo(size),
             Which::Resnet => resnet::demo(size),
+            Which::Gpt => gpt::demo(size),
         }
     }
 
@@ -141,6 +147,7 @@ impl Which {
             Which::Word2vec => (word2vec::BATCH, word2vec::SAMPLES),
             Which::Bert => (bert::BATCH, bert::SAMPLES),
             Which::Resnet => (resnet::BATCH, resnet::SAMPLES),
+            Which::Gpt => (gpt::BATCH, gpt::SAMPLES),
         }
     }
 }
@@ -293,6 +300,8 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
         );
         out.line(line)?;
     }
+    // Counted before the workers divide them.
+    let parameters = parameter_count(&demo.net)?;
     let optimizer = demo.distributed(fleet, optimizer, (&strategy, source.as_ref()));
     let job = optimizer.minimize(&demo.net, demo.net.var(&demo.loss))?;
     let options = ExecOptions {
@@ -301,7 +310,8 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
     };
     let mut session = fleet.session(demo.net.build()?, &job, options.clone())?;
     out.line(&demo.title)?;
-    out.line(header(name, &demo, (fleet, job.plan.copy.1), &session))?;
+    let threads = session.executor.threads();
+    out.line(header(name, &demo, parameters, (fleet, job.plan.copy.1), threads))?;
 
     let trained = train::run(&demo, args, fleet, &mut session, job.plan.copy, out)?;
     fleet.meet(&mut session)?;
@@ -345,9 +355,15 @@ fn suitable_optimizer(usual: OptimizerDesc, strategy: &DistributedStrategy) -> O
     }
 }
 
-fn header(name: &str, demo: &Demo, (fleet, copies): (&Fleet, usize), session: &Session) -> String {
-    let parameters = text::count(parameter_count(session) as f64);
-    let threads = match session.executor.threads() {
+fn header(
+    name: &str,
+    demo: &Demo,
+    parameters: i64,
+    (fleet, copies): (&Fleet, usize),
+    threads: usize,
+) -> String {
+    let parameters = text::count(parameters as f64);
+    let threads = match threads {
         1 => "1 thread".to_string(),
         count => format!("{count} threads"),
     };
@@ -384,9 +400,11 @@ fn summary(
         .map_or(Ok(()), |folder| fact("saved", &format!("{} (see fleet stats)", folder.display())))
 }
 
-fn parameter_count(session: &Session) -> i64 {
-    let shapes = session.programs.main.parameters().map(|(_, var)| var.shape);
-    shapes.map(|shape| shape.dims().iter().product::<i64>()).sum()
+fn parameter_count(net: &Net) -> Result<i64> {
+    net.rewrite_with(|programs, _| {
+        let shapes = programs.main.parameters().map(|(_, var)| var.shape);
+        Ok(shapes.map(|shape| shape.dims().iter().product::<i64>()).sum())
+    })
 }
 
 fn number(tensor: &Tensor) -> Result<f64> {

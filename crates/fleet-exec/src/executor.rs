@@ -2,7 +2,7 @@
 
 use crate::bind::{Binding, Block};
 use crate::lanes::{Lanes, RunContext};
-use crate::plan::{Plan, PlanRequest, PlanSummary, StepKind};
+use crate::plan::{Plan, PlanRequest, PlanSummary, ScopeVar, StepKind};
 use crate::spill::FileSpill;
 use crate::trace::{Times, Trace};
 use crate::{Device, ExecOptions, Scope};
@@ -275,6 +275,7 @@ impl Executor {
             options: &self.options,
             services: &self.services,
         })?;
+        self.check_memory(&plan, scope)?;
         let order = plan
             .feeds
             .iter()
@@ -288,6 +289,34 @@ impl Executor {
         let times = self.options.profile.then(|| Times::new(plan.steps.len()));
         let (binding, separate, last_run) = (Binding::default(), Vec::new(), self.runs);
         Ok(Planned { plan, binding, separate, order, last_run, times, last_begin: 0 })
+    }
+
+    /// Checks that the variables of a plan fit into the memory that the options grant.
+    fn check_memory(&self, plan: &Plan, scope: &Scope) -> Result<()> {
+        let Some(limit) = self.options.memory_limit else { return Ok(()) };
+        let missing = plan.scope_vars.iter().filter(|var| scope.meta(&var.name).is_none());
+        let held = scope.bytes() + missing.map(ScopeVar::bytes).sum::<usize>();
+        let temporaries = plan.block_bytes + plan.separate_bytes.iter().sum::<usize>();
+        let fed = plan.summary.feed_bytes;
+        let needed = (held + temporaries + fed) as u64;
+        if needed <= limit {
+            return Ok(());
+        }
+        let bytes = |bytes: usize| text::bytes(bytes as u64);
+        Err(Error::exhausted("the program does not fit into the memory of this process")
+            .expected(format!("at most {}", text::bytes(limit)))
+            .got(format!(
+                "{}: {} of parameters and other variables that stay, {} of temporaries, {} of fed \
+                 tensors",
+                text::bytes_over(needed, limit),
+                bytes(held),
+                bytes(temporaries),
+                bytes(fed)
+            ))
+            .help(
+                "divide the model among more ranks (strategy.sharding, pipeline, mp_degree; \
+                 `fleet plan` compares them), make batches smaller, or grant more memory",
+            ))
     }
 
     /// Writes a planned training program as a graph, if the options ask for it.

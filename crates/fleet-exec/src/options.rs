@@ -24,6 +24,9 @@ pub struct ExecOptions {
     pub offload_folder: Option<PathBuf>,
     /// Placement of variables in memory.
     pub memory: Memory,
+    /// Limit on the bytes of the variables of a run: those in the scope, temporaries, and fed
+    /// tensors. A program that needs more is an error before its first step.
+    pub memory_limit: Option<u64>,
     /// Device that runs the ops.
     pub device: Device,
 }
@@ -60,6 +63,7 @@ impl Default for ExecOptions {
             profile: false,
             offload_folder: None,
             memory: Memory::Packed,
+            memory_limit: None,
             device: Device::Cpu,
         }
     }

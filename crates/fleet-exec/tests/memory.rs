@@ -217,6 +217,32 @@ fn state_keeps_the_size_that_the_scope_holds() {
 }
 
 /// The executor reads only one byte of a condition.
+/// The limit counts what is in the scope, what a run creates there, temporaries and fed tensors.
+#[test]
+fn a_program_that_needs_more_than_the_limit_is_refused() {
+    let case = Case::new(
+        "%x: f32[1024, 256] data
+         %w: f32[1024, 256] persistable
+         %y: f32[1024, 256]
+         (Out: %y) = relu(X: %x)
+         (Out: %w) = tanh(X: %y)",
+    )
+    .feed("x", matrix(1024, 256))
+    .state("w", matrix(1024, 256));
+    let run = |limit: u64| {
+        let options = ExecOptions { memory_limit: Some(limit), ..ExecOptions::threads(1) };
+        Executor::new(options).run(&case.program, &mut case.scope(), &case.feeds(), &["w"])
+    };
+    let needed = 3 << 20; // x, y and w
+    assert!(run(needed).is_ok());
+    let error = run(needed - 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exhausted);
+    let text = error.to_string();
+    for part in ["at most 3 MiB, got more than 3 MiB", "1 MiB of parameters", "1 MiB of fed"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
 #[test]
 fn conditions_are_one_bool() {
     let text = |condition: &str| {

@@ -82,6 +82,8 @@ pub struct Run {
     pub progress: Option<PathBuf>,
     /// Time without a heartbeat after which a process is lost.
     pub silence_timeout: Duration,
+    /// Limit on the variables of a worker, such as `2GiB`.
+    pub memory: Option<String>,
 }
 
 /// A process to start here.
@@ -280,6 +282,9 @@ impl Cluster {
             (names::FLEET_RESTART_COUNT, run.restarts.to_string()),
             (names::FLEET_SILENCE_TIMEOUT, run.silence_timeout.as_secs_f64().to_string()),
         ];
+        if let Some(memory) = &run.memory {
+            env.push((names::FLEET_MEMORY, memory.clone()));
+        }
         if let Some(master) = run.master.as_ref().or(run.store.as_ref()) {
             env.push((names::PADDLE_MASTER, master.to_string()));
         }

@@ -125,6 +125,8 @@ pub const FLAGS: &[Flag] = &[
         .default("30")
         .help("Grace period for processes that still run when the job is done"),
     flag(JOB, "job_id", "NAME").aliases(&["rdzv_id"]).default("default").help("The job's name"),
+    flag(JOB, "memory", "SIZE")
+        .help("Limit on a worker's variables, such as 2GiB; a program that needs more is an error"),
     flag(JOB, "run_mode", "MODE")
         .help("collective, ps or ps-heter; by default from the other flags"),
     flag(JOB, "python", "FILE")

@@ -122,6 +122,7 @@ impl Job {
             restarts: 0,
             progress: None,
             silence_timeout: self.options.timeouts.silence,
+            memory: self.options.memory.clone(),
         };
         let follows_many = self.options.follow == Follow::All;
         let mut console = Console::new(&self.options, &self.env, Some(token), follows_many);

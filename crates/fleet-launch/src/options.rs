@@ -3,7 +3,7 @@
 use crate::display;
 use crate::etcd::{EtcdAccess, open_to_all};
 use crate::flags::{Given, invalid};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, units};
 use fleet_net::Token;
 use fleet_topology::{Endpoint, Env, names};
 use std::path::PathBuf;
@@ -185,6 +185,8 @@ pub struct Options {
     pub sort_ip: bool,
     /// `--save_root`, the folder that servers save in.
     pub save_root: Option<PathBuf>,
+    /// `--memory`, the limit on the variables of a worker.
+    pub memory: Option<String>,
     /// Warnings to print before the job starts.
     pub warnings: Vec<String>,
     /// The job's secret, from `--token_file` or the environment.
@@ -269,6 +271,7 @@ impl Options {
             host: given.text("host").map(str::to_string),
             sort_ip: given.is_on("sort_ip"),
             save_root: given.text("save_root").map(PathBuf::from),
+            memory: memory(given)?,
             token,
             warnings,
             start_port: start_port(given, env)?,
@@ -667,6 +670,15 @@ fn token(given: &Given, env: &Env) -> Result<(Option<Token>, Vec<String>)> {
     };
     let token = Token::read(std::path::Path::new(file))?;
     Ok((Some(token), open_to_all(file, "the job's secret").into_iter().collect()))
+}
+
+/// Returns the limit on the memory of a worker as it is given, with a unit.
+fn memory(given: &Given) -> Result<Option<String>> {
+    let Some(text) = given.text("memory") else { return Ok(None) };
+    match units::size(text) {
+        Ok(_) => Ok(Some(text.to_string())),
+        Err(_) => Err(invalid("memory", "a size with a unit, such as 2GiB", format!("'{text}'"))),
+    }
 }
 
 fn seconds(given: &Given, name: &str) -> Result<Duration> {

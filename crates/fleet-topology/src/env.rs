@@ -1,7 +1,7 @@
 //! The environment as a value.
 
 use crate::names;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, units};
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
@@ -76,6 +76,16 @@ impl Env {
         let Some(value) = self.text(name) else { return Ok(None) };
         let parsed = value.parse().map_err(|_| wrong(name, "a number in range", value))?;
         Ok(Some(parsed))
+    }
+
+    /// The value parsed as a size in bytes, such as `2GiB`; `None` if the variable is absent or
+    /// empty.
+    pub fn size(&self, name: &str) -> Result<Option<u64>> {
+        let Some(value) = self.text(name) else { return Ok(None) };
+        match units::size(value) {
+            Ok(size) => Ok(Some(size as u64)),
+            Err(_) => Err(wrong(name, "a size with a unit, such as 2GiB", value)),
+        }
     }
 
     /// The value parsed as a switch (0, 1, true, false, on, off, yes, no); `None` if the variable

@@ -31,6 +31,8 @@ pub(crate) enum Form {
     Fraction,
     Endpoint,
     Endpoints,
+    /// A size in bytes with a unit, such as `2GiB`.
+    Size,
     /// `N` or `MIN:MAX`.
     NodeRange,
     OneOf(&'static [&'static str]),
@@ -235,6 +237,9 @@ variables! {
     FLEET_SILENCE_TIMEOUT: [RoleMaker], default: "30",
         "Timeout in seconds after which an unresponsive process is lost (fleetrun \
          --silence_timeout)";
+    FLEET_MEMORY: [Worker] as Size,
+        "Limit on the variables of a worker, such as 2GiB; a program that needs more is an error \
+         (fleetrun --memory)";
     FLAGS_LAUNCH_BARRIER: [Worker] as Switch, default: "1", "Workers wait until the servers listen";
     FLEET_SAVE_ROOT: [Server],
         "The only folder in which servers save and load, which may be remote; by default any; same \

@@ -2,7 +2,7 @@
 
 use crate::names::{self, Form, Variable};
 use crate::{Endpoint, Env};
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, units};
 
 impl Variable {
     /// Checks that the variable is absent or has a value that its readers accept.
@@ -33,6 +33,7 @@ impl Variable {
                 Endpoint::list(self.name, value).is_ok(),
                 "a list of HOST:PORT, separated by commas".into(),
             ),
+            Form::Size => (units::size(value).is_ok(), "a size with a unit, such as 2GiB".into()),
             Form::NodeRange => (nodes(value), "N or MIN:MAX".into()),
             Form::OneOf(known) => (known.contains(&value), format!("one of {}", known.join(", "))),
         };
@@ -78,6 +79,7 @@ mod tests {
         check(names::PADDLE_TRAINER_ENDPOINTS, &["a:1,b:2"], &["a", "a:1,,b:2"]);
         check(names::PADDLE_NNODES, &["2", "1:4"], &["0", "4:1", "1:", "x"]);
         check(names::TRAINING_ROLE, &["TRAINER", "PSERVER"], &["trainer", "BOSS"]);
+        check(names::FLEET_MEMORY, &["512MiB", "2 GB"], &["512", "-1GiB", "0B"]);
         check(names::POD_NAME, &["anything at all"], &[]);
     }
 

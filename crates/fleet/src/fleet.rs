@@ -309,9 +309,12 @@ impl Fleet {
         (cores / self.ranks().per_node).max(1)
     }
 
-    /// Returns the options with `CPU_NUM` threads, or as many as this rank's share of the cores, if
-    /// they leave the threads open. `FLAGS_enable_parallel_graph` selects the share.
+    /// Completes options by the environment: the limit on memory (`FLEET_MEMORY`), and `CPU_NUM`
+    /// threads, or as many as this rank's share of the cores. What they state remains.
+    /// `FLAGS_enable_parallel_graph` selects the share.
     pub(crate) fn on_own_cores(&self, options: ExecOptions) -> Result<ExecOptions> {
+        let memory_limit = options.memory_limit.or(self.env.size(names::FLEET_MEMORY)?);
+        let options = ExecOptions { memory_limit, ..options };
         if options.num_threads > 0 {
             return Ok(options);
         }

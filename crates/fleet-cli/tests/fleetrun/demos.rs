@@ -56,6 +56,26 @@ fn several_workers_train_the_same() {
     }
 }
 
+/// With the same limit for each process, one worker cannot train a model, and four can.
+#[test]
+fn workers_train_what_does_not_fit_in_one() {
+    let place = Place::new("demo_memory", "");
+    let line = "--memory 40MiB --log_overwrite demo:gpt --samples 64 --threads 1";
+    let told = ["does not fit into the memory", "at most 40 MiB", "of temporaries", "fleet plan"];
+    place.run(line).check(1, &told);
+    let strategy =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/strategies/sharding.prototxt");
+    let four = place.run(&format!("--nproc_per_node 4 {line} --strategy {strategy}"));
+    four.check(0, &["collective, 4 workers"]);
+    let whole = place.run("--log_overwrite demo:gpt --samples 64 --threads 1");
+    for said in [&four, &whole] {
+        assert!(said.out.contains("gpt: 3.3 M parameters"), "{}", said.out);
+    }
+    let (four, whole) = (loss(&four), loss(&whole));
+    assert!((four - whole).abs() < 2e-3, "loss {four} with four workers, {whole} with one");
+    place.run("--memory lots demo:gpt").check(2, &["--memory", "a size with a unit", "'lots'"]);
+}
+
 #[test]
 fn a_demo_trains_by_a_strategy() {
     let place = Place::new("demo_strategy", "");

@@ -144,7 +144,7 @@ pub(crate) struct ScopeVar {
 }
 
 impl ScopeVar {
-    fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.layout.physical_len(&self.shape) * self.dtype.size()
     }
 }

@@ -69,6 +69,7 @@ fn run() -> Run {
         restarts: 0,
         progress: None,
         silence_timeout: Duration::from_secs(30),
+        memory: None,
     }
 }
 
