@@ -327,7 +327,7 @@ impl<'t, 'd> Parser<'t, 'd> {
                     self.at_position(at, error.got(levels))
                 })?;
             }
-            ("split" | "split_groups" | "part" | "parts", _) => {
+            ("split" | "split_groups" | "part" | "parts" | "padding", _) => {
                 self.expect_punct('=')?;
                 let at = self.at;
                 let number = self.unsigned("a number")?;
@@ -338,7 +338,8 @@ impl<'t, 'd> Parser<'t, 'd> {
                     "split" => division.axis = number,
                     "split_groups" => division.groups = number,
                     "part" => division.part = number,
-                    _ => division.parts = number,
+                    "parts" => division.parts = number,
+                    _ => division.padding = number,
                 }
             }
             ("frozen", Some(param)) => param.trainable = false,
@@ -715,7 +716,7 @@ struct Flags<'t> {
     division: Option<Division>,
 }
 
-const FLAGS: [&str; 18] = [
+const FLAGS: [&str; 19] = [
     "layout",
     "data",
     "persistable",
@@ -733,6 +734,7 @@ const FLAGS: [&str; 18] = [
     "split_groups",
     "part",
     "parts",
+    "padding",
     "stop_gradient",
 ];
 

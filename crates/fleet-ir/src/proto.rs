@@ -118,6 +118,7 @@ fn write_var(var: &Var) -> pb::Var {
             groups: it.groups as u64,
             part: it.part as u64,
             parts: it.parts as u64,
+            padding: it.padding as u64,
         }),
     }
 }
@@ -269,6 +270,7 @@ fn read_division(division: pb::Division) -> Result<Division> {
         groups: count(division.groups)?,
         part: count(division.part)?,
         parts: count(division.parts)?,
+        padding: count(division.padding)?,
     })
 }
 
@@ -455,6 +457,8 @@ mod message {
         pub part: u64,
         #[prost(uint64, tag = "4")]
         pub parts: u64,
+        #[prost(uint64, tag = "5")]
+        pub padding: u64,
     }
 
     #[derive(Clone, PartialEq, Message)]

@@ -20,7 +20,7 @@
 //!   temporary: `sparse_rows`, `tensor_array`, `layout=`, `data`, `persistable`, `param` with
 //!   `frozen`, `lr=`, `l1=`, `l2=`, `no_clip`, `distributed`; `split=` with the axis that
 //!   ranks may divide, `split_groups=` with the number of blocks along it, `part=` and `parts=`
-//!   where the variable is a part; `lod=`; and `stop_gradient` or `stop_gradient=false` where it
+//!   where the variable is a part, `padding=` where the last parts are padded; `lod=`; and `stop_gradient` or `stop_gradient=false` where it
 //!   differs from the implied value. Fed variables, persistable variables and frozen parameters
 //!   stop gradients unless stated otherwise.
 //! * An op has its outputs by slot, its name, its inputs by slot, the attributes that differ from
@@ -140,13 +140,16 @@ fn write_var(f: &mut fmt::Formatter<'_>, var: &Var) -> fmt::Result {
             }
         }
     }
-    if let Some(Division { axis, groups, part, parts }) = var.division {
+    if let Some(Division { axis, groups, part, parts, padding }) = var.division {
         write!(f, " split={axis}")?;
         if groups != 1 {
             write!(f, " split_groups={groups}")?;
         }
         if parts != 1 {
             write!(f, " part={part} parts={parts}")?;
+        }
+        if padding != 0 {
+            write!(f, " padding={padding}")?;
         }
     }
     if var.lod_level != 0 {

@@ -38,6 +38,9 @@ pub struct Var {
 /// The axis consists of `groups` blocks of equal size, and every block of `parts` pieces of equal
 /// size. Part `i` has piece `i` of each block. Queries, keys and values packed in one matrix are
 /// three groups, so that a part has all three for its heads.
+///
+/// If the parts do not divide the axis, the last ones are padded: parts of 3 rows each divide a
+/// table of 10 rows among 4 ranks, with a padding of 2 rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Division {
     /// The axis that is divided.
@@ -48,17 +51,34 @@ pub struct Division {
     pub part: usize,
     /// Number of parts; 1 if the variable is whole, and ranks may divide it.
     pub parts: usize,
+    /// Number of elements along the axis that the last parts have beyond the whole variable.
+    pub padding: usize,
 }
 
 impl Division {
     /// Returns that ranks may divide an axis.
     pub const fn along(axis: usize) -> Division {
-        Division { axis, groups: 1, part: 0, parts: 1 }
+        Division { axis, groups: 1, part: 0, parts: 1, padding: 0 }
+    }
+
+    /// Returns one part of an axis of `size` elements. Parts have equal sizes; the last ones are
+    /// padded if necessary.
+    ///
+    /// ```
+    /// use fleet_ir::Division;
+    /// use fleet_tensor::Shape;
+    /// let last = Division::padded(0, 10, 3, 4);
+    /// assert_eq!(last.of(&Shape::from([10, 8])), Some(Shape::from([3, 8])));
+    /// assert_eq!(last.whole(&Shape::from([3, 8])), Some(Shape::from([10, 8])));
+    /// ```
+    pub const fn padded(axis: usize, size: usize, part: usize, parts: usize) -> Division {
+        let padding = size.div_ceil(parts) * parts - size;
+        Division { axis, groups: 1, part, parts, padding }
     }
 
     /// Returns the same division of the whole variable, as one part.
     pub const fn undivided(&self) -> Division {
-        Division { axis: self.axis, groups: self.groups, part: 0, parts: 1 }
+        Division { axis: self.axis, groups: self.groups, part: 0, parts: 1, padding: 0 }
     }
 
     /// Returns whether the variable is a part of a larger one.
@@ -80,7 +100,11 @@ impl Division {
         let mut shape = *part;
         let dim = shape.dims_mut().get_mut(self.axis)?;
         if *dim >= 0 {
-            *dim = dim.checked_mul(i64::try_from(self.parts).ok()?)?;
+            let padded = dim.checked_mul(i64::try_from(self.parts).ok()?)?;
+            *dim = padded.checked_sub(i64::try_from(self.padding).ok()?)?;
+            if *dim < 0 {
+                return None;
+            }
         }
         Some(shape)
     }
@@ -99,16 +123,18 @@ impl Division {
         let mut shape = *whole;
         let dim = shape.dims_mut().get_mut(self.axis)?;
         let pieces = i64::try_from(self.groups.checked_mul(self.parts)?).ok()?;
-        if pieces < 1 || *dim < 0 || *dim % pieces != 0 {
+        let padded = dim.checked_add(i64::try_from(self.padding).ok()?)?;
+        if pieces < 1 || *dim < 0 || padded % pieces != 0 {
             return None;
         }
-        *dim /= i64::try_from(self.parts).ok()?;
+        *dim = padded / i64::try_from(self.parts).ok()?;
         Some(shape)
     }
 
     /// Returns whether a variable of this shape can be such a part.
     pub fn fits(&self, part: &Shape) -> bool {
         let counts = self.groups >= 1 && self.part < self.parts;
+        let counts = counts && (self.padding == 0 || self.groups == 1);
         counts && self.whole(part).is_some_and(|whole| self.of(&whole) == Some(*part))
     }
 }

@@ -12,6 +12,7 @@ pub mod batch_norm;
 pub mod bias;
 pub mod binary;
 pub mod cast;
+pub mod classes;
 pub mod conv;
 pub mod copy;
 pub mod dropout;
