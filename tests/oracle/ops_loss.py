@@ -173,3 +173,62 @@ fail("softmax_with_cross_entropy", "label out of range: expected 0 to 4 (or -100
 x, label = rand(4, 5, seed=20, low=-3, high=3, dtype="float16"), i64([4, 0, 2, 2])
 case("softmax_with_cross_entropy", Logits=x, Label=label.reshape(4, 1), tol="2e-3 1e-3",
      out={"Softmax": softmax(x, 1).astype(np.float16), "Loss": cross(x, label, 1).astype(np.float16)})
+
+
+def class_losses(x, label, w, margin=0.0, scale=1.0, normalize=False):
+    """Losses and probabilities of all classes."""
+    x, w = d(x), d(w)
+    if normalize:
+        x, w = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, w))
+    logits, at = x @ w.T, np.arange(len(x))
+    if margin:
+        logits[at, label] = np.cos(np.arccos(logits[at, label]) + margin)
+    logits = scale * logits
+    logits -= logits.max(1, keepdims=True)
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return -np.log(p[at, label]).reshape(-1, 1), p
+
+
+x, w = rand(4, 3, seed=31), rand(6, 3, seed=32)
+label = i64([5, 0, 2, 2])
+for options in [{}, {"scale": 2.5}, {"normalize": True}, {"normalize": True, "margin": 0.5, "scale": 8.0}]:
+    loss, p = class_losses(x, label, w, **options)
+    plain = {"Loss": loss, "Softmax": p, "Columns": label, "Sampled": i64([0])}
+    slots = {"Features": Shape(4, 3), "Slopes": Shape(4)}
+    case("class_cross_entropy", X=x, Label=label.reshape(4, 1), W=w, **options, out={**plain, **slots},
+         grad="X W", loss="Loss")
+    case("c_class_cross_entropy", X=x, Label=label.astype(np.int32), W=w, classes=6, **options,
+         out={**plain, **slots}, grad="X W", loss="Loss", static=True)
+# A row behind the last class is not used.
+loss, p = class_losses(x, label % 5, w[:5])
+case("c_class_cross_entropy", X=x, Label=label % 5, W=w, classes=5,
+     out={"Loss": loss, "Softmax": np.concatenate([p, np.zeros((4, 1))], axis=1)}, grad="X W", loss="Loss")
+# All classes are sampled: gradients of W are rows.
+loss, p = class_losses(x, label, w, scale=3.0)
+case("class_cross_entropy", X=x, Label=label, W=w, scale=3.0, sample_ratio=1.0, grad="X W", loss="Loss",
+     out={"Loss": loss, "Softmax": p, "Columns": label, "Sampled": i64(range(6))})
+# A test run uses all classes.
+case("class_cross_entropy", X=x, Label=label, W=w, scale=3.0, num_samples=2, is_test=True,
+     out={"Loss": loss, "Softmax": np.zeros((4, 4)), "Columns": label, "Sampled": i64([0, 0, 0, 0])})
+# As many classes as samples are drawn at least.
+case("class_cross_entropy", X=x, Label=i64([1, 1, 1, 1]), W=w, num_samples=2, grad="X", loss="Loss",
+     out={"Loss": Shape(4, 1), "Softmax": Shape(4, 4), "Sampled": Shape(4, dtype="i64")},
+     stat=["Sampled min 0 1", "Sampled max 3 5"])
+for refused, message in [
+    ({"scale": 0.0}, "invalid scale of class_cross_entropy: expected a number above 0, got 0"),
+    ({"margin": 4.0, "normalize": True}, "invalid margin of class_cross_entropy: expected an angle from 0 to pi"),
+    ({"margin": 0.5}, "invalid margin of class_cross_entropy: expected 0 without normalize"),
+    ({"sample_ratio": 1.5}, "invalid sample_ratio of class_cross_entropy: expected 0 to 1, got 1.5"),
+    ({"num_samples": 2, "sample_ratio": 0.5}, "invalid num_samples of class_cross_entropy"),
+]:
+    fail("class_cross_entropy", message, X=Shape(4, 3), Label=Shape(4, dtype="i64"), W=Shape(6, 3), **refused)
+fail("class_cross_entropy", "input 'W' of class_cross_entropy has the wrong shape: expected [6, 3], got [6, 2]",
+     X=Shape(4, 3), Label=Shape(4, dtype="i64"), W=Shape(6, 2))
+fail("class_cross_entropy", "input 'Label' of class_cross_entropy does not fit the predictions",
+     X=Shape(4, 3), Label=Shape(3, dtype="i64"), W=Shape(6, 3))
+fail("class_cross_entropy", "label at position 1 is not a class: expected 0 to 5, got 6",
+     X=x, Label=i64([0, 6, 1, 2]), W=w)
+fail("c_class_cross_entropy", "invalid classes of c_class_cross_entropy: expected 1 to those of 1 ranks with 6 rows each, got 7",
+     X=Shape(4, 3), Label=Shape(4, dtype="i64"), W=Shape(6, 3), classes=7)
+fail("c_class_cross_entropy", "missing ring 0 for c_class_cross_entropy",
+     X=x, Label=label, W=w, classes=12, nranks=2)

@@ -28,7 +28,7 @@ pub enum Reduction {
 
 impl Reduction {
     #[track_caller]
-    fn apply(self, loss: Var<'_>) -> Var<'_> {
+    pub(crate) fn apply(self, loss: Var<'_>) -> Var<'_> {
         match self {
             Reduction::None => loss,
             Reduction::Mean => loss.mean(),

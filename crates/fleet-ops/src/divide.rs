@@ -43,7 +43,7 @@ impl Along {
 
     /// Returns one part of such a division.
     pub const fn part(self, part: usize, parts: usize) -> Division {
-        Division { axis: self.axis, groups: self.groups, part, parts }
+        Division { axis: self.axis, groups: self.groups, part, parts, padding: 0 }
     }
 
     /// Returns the same division of another axis.
@@ -69,6 +69,9 @@ pub struct Divide<'a> {
     pub part: usize,
     /// Number of ranks that divide the values.
     pub parts: usize,
+    /// Number of elements along the divided axis that the last parts of an initial value have
+    /// beyond the whole one ([`Divide::padded`]).
+    pub padding: usize,
     /// Whether the op is elementwise.
     is_elementwise: bool,
     inputs: Vec<Vec<(Meta, Placement)>>,
@@ -105,6 +108,7 @@ impl<'a> Divide<'a> {
             op,
             part,
             parts,
+            padding: 0,
             is_elementwise,
             inputs,
             outputs: outputs.into_iter().map(unset).collect(),
@@ -139,6 +143,12 @@ impl<'a> Divide<'a> {
     pub fn request(mut self, along: Along) -> Self {
         let all = self.outputs.iter_mut().flatten();
         all.for_each(|(_, placement)| *placement = Some(Placement::Part(along)));
+        self
+    }
+
+    /// Lets an initializer make parts of equal sizes that are larger than the whole value.
+    pub fn padded(mut self, padding: usize) -> Self {
+        self.padding = padding;
         self
     }
 
@@ -233,7 +243,8 @@ impl<'a> Divide<'a> {
             return Err(Error::internal(format!("no dimension {} in {shape}", along.axis)));
         };
         let pieces = (along.groups * self.parts) as i64;
-        if *size < 0 || size % pieces == 0 {
+        let padded = size.saturating_add(self.padding as i64);
+        if *size < 0 || padded % pieces == 0 {
             return Ok(());
         }
         let groups = match along.groups {
@@ -376,7 +387,7 @@ impl Runs {
             .map(|number| usize::try_from(*number).map_err(|_| wrong()))
             .collect::<Result<_>>()?;
         let [axis, groups, part, parts] = sizes[..] else { return Err(wrong()) };
-        if !(Division { axis, groups, part, parts }).fits(shape) {
+        if !(Division { axis, groups, part, parts, padding: 0 }).fits(shape) {
             return Err(wrong());
         }
         let len = shape.product(axis..shape.rank()) / groups;

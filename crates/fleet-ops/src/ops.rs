@@ -202,6 +202,8 @@ const AFTER_UNARY: &[&OpDef] = &[
     &nn::sync_batch_norm::DEF,
     // loss
     &loss::c_softmax_with_cross_entropy::DEF,
+    &loss::class_cross_entropy::DEF,
+    &loss::class_cross_entropy::OF_RANKS,
     &loss::cross_entropy::DEF,
     &loss::huber_loss::DEF,
     &loss::kldiv_loss::DEF,

@@ -67,6 +67,9 @@ pub struct OpTraits {
     pub common: &'static [&'static str],
     /// Output slots whose value only one rank of the ring has.
     pub owned: &'static [&'static str],
+    /// Whether ranks of the op's ring have parts of a parameter, but samples of their own, which
+    /// the op gathers. Other ranks with parts of a parameter have the same samples.
+    pub gathers_samples: bool,
     /// Pairs (output slot, input slot): the output does not depend on the input.
     pub independent: &'static [(&'static str, &'static str)],
     /// How persistent outputs pass to another number of ranks if the ranks hold different values.
@@ -191,6 +194,7 @@ impl OpTraits {
             traffic: |_| None,
             common: &[],
             owned: &[],
+            gathers_samples: false,
             independent: &[],
             spread: Spread::First,
             divide: divide::elementwise,

@@ -3,6 +3,7 @@
 
 mod attention;
 mod batch_norm;
+mod class_loss;
 mod conv2d;
 mod dropout;
 mod embedding;
@@ -17,6 +18,7 @@ mod transformer;
 
 pub use attention::Attention;
 pub use batch_norm::BatchNorm;
+pub use class_loss::{ClassLoss, ClassSample};
 pub use conv2d::{Conv2d, Padding, Pair};
 pub use dropout::Dropout;
 pub use embedding::Embedding;

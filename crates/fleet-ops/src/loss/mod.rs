@@ -1,6 +1,7 @@
 //! Losses.
 
 pub mod c_softmax_with_cross_entropy;
+pub mod class_cross_entropy;
 pub mod cross_entropy;
 pub mod huber_loss;
 pub mod kldiv_loss;

@@ -17,6 +17,6 @@ pub(crate) mod softmax;
 pub mod sync_batch_norm;
 
 pub(crate) mod axis;
-mod random;
+pub(crate) mod random;
 mod rank_sums;
 mod window;

@@ -3,7 +3,7 @@
 
 use crate::prelude::*;
 use crate::rules::{by_width, element_bytes};
-use fleet_ir::Op;
+use fleet_ir::{Division, Op};
 
 /// Elements per task.
 const GRAIN: usize = 32 * 1024;
@@ -37,7 +37,8 @@ pub static FILL_CONSTANT: OpDef = OpDef {
 pub(crate) fn divide_shape(d: &mut Divide<'_>, along: Along) -> Result<()> {
     let whole = known_shape(d.op)?;
     d.check_divides(&whole, along)?;
-    if let Some(part) = along.part(d.part, d.parts).of(&whole) {
+    let division = Division { padding: d.padding, ..along.part(d.part, d.parts) };
+    if let Some(part) = division.of(&whole) {
         d.set_attr("shape", part.to_vec());
     }
     Ok(())
@@ -204,17 +205,20 @@ fn divide_values(d: &mut Divide<'_>) -> Result<()> {
     let along = d.requested()?;
     let whole = known_shape(d.op)?;
     divide_shape(d, along)?;
-    let (groups, axis_len) = (along.groups, whole.at(along.axis));
+    let (groups, axis_len) = (along.groups, whole.at(along.axis) + d.padding);
     let inner = whole.product(along.axis + 1..whole.rank());
     let (block, piece) = (axis_len / groups * inner, axis_len / groups / d.parts * inner);
     let first = d.part * piece;
     let is_own = move |index: &usize| (first..first + piece).contains(&(index % block.max(1)));
-    let own = |count: usize| (0..count).filter(is_own);
+    let padding = d.padding * inner;
+    let own = |count: usize| (0..if count == 0 { 0 } else { count + padding }).filter(is_own);
     let (floats, ints) = (d.op.attr_floats("values"), d.op.attr_ints("ints_values"));
-    let floats: Vec<f64> = own(floats.len()).map(|index| floats[index]).collect();
-    let ints: Vec<i64> = own(ints.len()).map(|index| ints[index]).collect();
-    d.set_attr("values", floats);
-    d.set_attr("ints_values", ints);
+    let at = |index: usize| floats.get(index).copied().unwrap_or_default();
+    let own_floats: Vec<f64> = own(floats.len()).map(at).collect();
+    let at = |index: usize| ints.get(index).copied().unwrap_or_default();
+    let own_ints: Vec<i64> = own(ints.len()).map(at).collect();
+    d.set_attr("values", own_floats);
+    d.set_attr("ints_values", own_ints);
     Ok(())
 }
 
