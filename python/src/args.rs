@@ -4,7 +4,7 @@ use crate::arrays::long_name;
 use crate::error::{exception, spelled};
 use crate::program::ProgramCell;
 use fleet::nn::layers::Split;
-use fleet::nn::layers::{DataFormat, Entry, Padding, Pair};
+use fleet::nn::layers::{ClassSample, DataFormat, Entry, Padding, Pair};
 use fleet::nn::{Act, Guard, Init, Net, OpCall, Operand, ParamAttr, Reduction, Regularizer, Var};
 use fleet::{DType, Shape, ir};
 use fleet_base::EntityRef;
@@ -191,6 +191,15 @@ impl<'n, 'py> Args<'n, 'py> {
             Some("columns") => Ok(Some(Split::Columns)),
             Some("rows") => Ok(Some(Split::Rows)),
             _ => Err(self.wrong(name, "'columns', 'rows' or None", &self.get(name)?)),
+        }
+    }
+
+    /// The classes of a step: None for all, a share, or a number.
+    pub fn class_sample(&self, name: &str) -> PyResult<ClassSample> {
+        let Some(value) = self.some(name)? else { return Ok(ClassSample::All) };
+        match value.is_instance_of::<PyFloat>() {
+            true => self.float(name).map(ClassSample::Ratio),
+            false => self.of(name, "a share, an integer or None").map(ClassSample::Count),
         }
     }
 

@@ -262,6 +262,20 @@ layers! {
      split=False)" => |a| transformer_layer(a)?;
 
     // Losses and metrics
+    "class_loss(x, label, classes, normalize=False, margin=0.0, scale=1.0, sample=None, \
+     weight_attr=None, reduction='mean', name=None)" => |a| {
+        let with = ClassLoss {
+            normalize: a.bool("normalize")?,
+            margin: a.float("margin")?,
+            scale: a.float("scale")?,
+            sample: a.class_sample("sample")?,
+            weight: a.param("weight_attr")?,
+            reduction: a.reduction("reduction")?,
+            name: a.maybe_text("name")?,
+            ..ClassLoss::softmax(a.int("classes")?)
+        };
+        a.var("x")?.class_loss(a.var("label")?, with)
+    };
     "cross_entropy(x, label, weight=None, ignore_index=-100, reduction='mean', \
      soft_label=False, axis=-1, use_softmax=True, name=None)" => |a| {
         a.named(|| cross_entropy(a))?

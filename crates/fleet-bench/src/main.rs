@@ -14,6 +14,7 @@ mod images;
 mod launch;
 mod measure;
 mod mp;
+mod plsc;
 mod ps_rpc;
 mod ps_table;
 mod ps_train;
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
             "mp/sharding_stage2" => mp::sharding(&options, 2),
             "mp/sharding_stage3" => mp::sharding(&options, 3),
             "mp/fsdp_vs_torch" => mp::step(&options, Division::State(3)),
+            "mp/plsc" => plsc::step(&options),
             other => return Err(format!("unknown benchmark '{other}'")),
         }
         .map_err(|error| error.to_string())

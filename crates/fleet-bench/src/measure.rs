@@ -121,6 +121,17 @@ pub fn print_rates_of_others(
     print_line(options, unit, rates, &loss);
 }
 
+/// Prints times in milliseconds, with the peak memory of each rank in MB.
+pub fn print_times_of_ranks(options: &Options, times: Vec<f64>, memory: &[f64]) {
+    let memory: Vec<String> = memory.iter().map(|mb| format!("{mb:.0}")).collect();
+    print_line(
+        options,
+        "ms",
+        times,
+        &format!(", \"peak_rss_mb_of_ranks\": [{}]", memory.join(", ")),
+    );
+}
+
 /// `more` is further fields, each after a comma.
 fn print_line(options: &Options, unit: &str, mut rates: Vec<f64>, more: &str) {
     rates.sort_by(f64::total_cmp);

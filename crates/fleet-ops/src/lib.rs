@@ -25,7 +25,7 @@ pub mod verify;
 
 pub mod comm;
 pub mod control;
-mod loss;
+pub mod loss;
 pub mod math;
 mod metric;
 pub mod nn;

@@ -170,6 +170,7 @@ fn new_job<'a>(
         trains_alone: false,
         shards: None,
         layers: None,
+        class_weights: HashSet::new(),
         pipeline: None,
         whole: None,
         updates,

@@ -51,6 +51,8 @@ pub struct Job<'a> {
     pub shards: Option<Shards>,
     /// The ranks that share this rank's layers, under tensor parallelism.
     pub layers: Option<Layers>,
+    /// Class weights, of which each rank has other rows: their gradients stay with it.
+    pub class_weights: HashSet<VarId>,
     /// The pipeline of which this rank is a stage.
     pub pipeline: Option<Pipeline>,
     /// The main program before its ops or layers were divided.

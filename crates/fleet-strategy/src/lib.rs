@@ -32,7 +32,7 @@ pub use effective::Effective;
 pub use fleet_config::*;
 pub use fleet_ops::Spread;
 pub use grid::{Axis, Grid};
-pub use local_state::{LocalVar, local_state};
+pub use local_state::{LocalVar, layer_ranks, local_state};
 pub use meta::StrategyId;
 pub use meta::amp::{BAD_STEPS, GOOD_STEPS, LOSS_SCALE, SKIPPED_STEPS};
 pub use meta::recompute::recompute_candidates;

@@ -10,7 +10,8 @@
 //! A stage of a pipeline exchanges messages with other stages, and owns all of its state.
 //!
 //! Of a variable that ranks divide, each has a part. Ranks that share layers have the same data,
-//! and their ring makes no value the same on the other ranks.
+//! and their ring makes no value the same on the other ranks. Ranks that divide classes have data
+//! of their own.
 //!
 //! The definitions of ops state which outputs are the same on all ranks and how state passes to
 //! another number of ranks ([`fleet_ops::OpTraits`]). Only state of which every op that writes it
@@ -56,8 +57,7 @@ pub fn local_state(main: &Program) -> Vec<LocalVar> {
         names.sort();
         return names.into_iter().map(owned).collect();
     }
-    let divided = |var: &Var| var.persistable && var.division.is_some_and(|it| it.is_part());
-    let shares_layers = main.vars().any(|(_, var)| divided(var));
+    let shares_layers = layer_ranks(main) > 1;
     let has_copies = !shares_layers || uses_other_rings(main);
     let fed = main.vars().filter(|(_, var)| var.is_data && has_copies);
     let fed: HashMap<VarId, Differs> = fed.map(|(id, _)| (id, Differs::ByData)).collect();
@@ -90,6 +90,24 @@ pub fn local_state(main: &Program) -> Vec<LocalVar> {
         .collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));
     found
+}
+
+/// Returns the number of neighbouring ranks that share layers and have the same samples; 1 if each
+/// rank has its own.
+///
+/// Ranks that divide classes have parts of parameters, but samples of their own.
+pub fn layer_ranks(main: &Program) -> usize {
+    let mut ops = main.block_ids().flat_map(|block| main.block_ops(block));
+    if ops.any(|(_, op)| traits(op).gathers_samples) {
+        return 1;
+    }
+    let parts = main.vars().filter(|(_, var)| divided(var)).filter_map(|(_, var)| var.division);
+    parts.map(|division| division.parts).max().unwrap_or(1)
+}
+
+/// Returns whether ranks have parts of a variable that persists between steps.
+fn divided(var: &Var) -> bool {
+    var.persistable && var.division.is_some_and(|it| it.is_part())
 }
 
 /// Returns whether a program is a stage of a pipeline: whether it sends messages to single ranks.

@@ -204,7 +204,10 @@ fn line(var: &Var) -> String {
     let kind = if var.is_parameter() { PARAMETER } else { STATE };
     let dims: Vec<String> = var.shape.iter().map(i64::to_string).collect();
     let part = match var.division.filter(Division::is_part) {
-        Some(it) => format!("{},{},{},{}", it.axis, it.groups, it.part, it.parts),
+        Some(it) => {
+            let numbers = [it.axis, it.groups, it.part, it.parts, it.padding];
+            numbers.map(|number| number.to_string()).join(",")
+        }
         None => String::new(),
     };
     format!("{kind}\t{}\t{}\t{part}\t{}\n", var.dtype, dims.join(","), var.name)
@@ -227,8 +230,9 @@ fn parse(line: &str) -> Option<Var> {
     if !part.is_empty() {
         let numbers: Vec<usize> =
             part.split(',').map(|number| number.parse().ok()).collect::<Option<_>>()?;
-        let [axis, groups, part, parts] = numbers[..] else { return None };
-        var.division = Some(Division { axis, groups, part, parts }).filter(|it| it.fits(&shape));
+        let [axis, groups, part, parts, padding] = numbers[..] else { return None };
+        let division = Division { axis, groups, part, parts, padding };
+        var.division = Some(division).filter(|it| it.fits(&shape));
         var.division?;
     }
     Some(var)

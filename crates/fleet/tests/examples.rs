@@ -20,6 +20,7 @@ examples! {
     amp: "../examples/amp.rs",
     bert: "../examples/bert.rs",
     click_tables: "../examples/click_tables.rs",
+    classification: "../examples/classification.rs",
     data_parallel: "../examples/data_parallel.rs",
     deepfm: "../examples/deepfm.rs",
     dgc: "../examples/dgc.rs",

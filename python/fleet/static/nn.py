@@ -26,6 +26,8 @@ _define(
         data_format='NCHW')
     multi_head_attention(x, heads, key_value=None, causal=False, mask=None, dropout=0.0, \
         initializer=None, name=None, split_heads=False)
+    class_loss(input, label, classes, normalize=False, margin=0.0, scale=1.0, sample=None, \
+        weight_attr=None, reduction='mean', name=None)
     transformer_layer(x, heads, ffn, pre_norm=False, activation='gelu', causal=False, mask=None, \
         dropout=0.0, attention_dropout=0.0, epsilon=1e-05, initializer=None, name=None, \
         split=False)

@@ -195,6 +195,7 @@ pub const BENCHES: &[Bench] = &[
     // The aim is 9/10 of 1.78, the speed without other costs than the bubble.
     Bench { name: "mp/pipeline", unit: "of one rank's speed", peers: &[], target: Some(1.6) },
     Bench { name: "mp/pipeline_vs_torch", unit: "samples/s", peers: PIPELINE_PEER, target: None },
+    Bench { name: "mp/plsc", unit: "ms", peers: &[], target: None },
     // The aim is 1.6 times the speed of one rank.
     Bench { name: "mp/tensor", unit: "of one rank's speed", peers: &[], target: Some(1.6) },
     Bench { name: "mp/tensor_vs_torch", unit: "samples/s", peers: TENSOR_PEER, target: None },

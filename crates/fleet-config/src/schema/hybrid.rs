@@ -48,6 +48,10 @@ message! {
         /// dropouts and sums. Each worker then keeps a part of these activations. This is Fleet's
         /// own field, unknown to other readers of the message.
         mp_split_sequence(1002): optional bool = false;
+        /// Divides the classes of `class_loss` layers among the workers of data parallelism. Each
+        /// worker has the weights of some classes, for the samples of all workers. This is Fleet's
+        /// own field, unknown to other readers of the message.
+        split_classes(1003): optional bool = false;
     }
 
     /// Settings of tensor parallelism.

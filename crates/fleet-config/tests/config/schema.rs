@@ -5,13 +5,14 @@ use fleet_config::{DistributedJobInfo, Field, Item, Kind, Shape};
 use std::collections::BTreeMap;
 
 const RECORDED: &str = include_str!("../vectors/schema-2.6.2.txt");
-const OWN: [&str; 9] = [
+const OWN: [&str; 10] = [
     "AsyncConfig.enable_dc_asgd",
     "AsyncConfig.non_finite",
     "AsyncConfig.non_finite_limit",
     "DistributedStrategy.fp16_allreduce_dtype",
     "HybridConfig.mp_split_sequence",
     "HybridConfig.order",
+    "HybridConfig.split_classes",
     "MpConfig.sync_param_name",
     "PipelineConfig.virtual_stages",
     "TableParameter.row_count_max",

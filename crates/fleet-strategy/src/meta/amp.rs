@@ -119,7 +119,10 @@ impl Strategy for Amp {
         }
         let mut removed = Vec::new();
         for index in 0..job.grads.len() {
-            let original = job.grads[index].1;
+            let (param, original) = job.grads[index];
+            if job.class_weights.contains(&param) {
+                continue;
+            }
             let Some((op, half)) = single_cast_of(&job.programs.main, original) else { continue };
             removed.push(op);
             job.grads[index].1 = half;

@@ -6,7 +6,7 @@
 //!   gradient of the mean over the whole batch.
 //! * communicate: an all-reduce for each bucket directly follows the bucket's last gradient, so
 //!   that it overlaps the rest of the backward pass. Buckets use the rings in turn. Sparse rows are
-//!   gathered. With `use_hierarchical_allreduce`, gradients are reduced within groups, summed
+//!   gathered. Gradients of class weights that ranks divide are not sent. With `use_hierarchical_allreduce`, gradients are reduced within groups, summed
 //!   across their leaders, and broadcast within groups. With `sync_nccl_allreduce` assigned true,
 //!   all of this runs in the compute lane, without overlap.
 
@@ -119,7 +119,7 @@ impl Strategy for DataParallel {
         }
         let groups = ReduceRings::of(job);
         let buckets = dense_buckets(job);
-        let dense = job.grads.iter().filter(|(_, grad)| !job.is_sparse(*grad)).count();
+        let dense: usize = dense_sent(job).len();
         job.notes
             .push(format!("all-reduce ops before and after fusion: {dense} -> {}", buckets.len()));
         let mut placed = Vec::new();
@@ -144,7 +144,10 @@ impl Strategy for DataParallel {
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
         let (ring, nranks) = (job.world_rings()[0], job.copies());
-        let params: Vec<VarId> = job.programs.startup.parameters().map(|(id, _)| id).collect();
+        let own: Vec<String> = job.class_weights.iter().map(|var| job.name(*var)).collect();
+        let params = job.programs.startup.parameters();
+        let params = params.filter(|(_, var)| !own.contains(&var.name)).map(|(id, _)| id);
+        let params: Vec<VarId> = params.collect();
         broadcast_parameters(job, &params, (ring, nranks))
     }
 }
@@ -213,11 +216,19 @@ pub(super) fn scale_loss_gradient(job: &mut Job<'_>) -> Result<()> {
 
 /// Returns buckets of dense gradients, as indices of `job.grads`.
 fn dense_buckets(job: &Job<'_>) -> Vec<Vec<usize>> {
-    let dense: Vec<usize> =
-        (0..job.grads.len()).filter(|at| !job.is_sparse(job.grads[*at].1)).collect();
+    let dense = dense_sent(job);
     let sent: Vec<ParamGrad> = dense.iter().map(|at| job.grads[*at]).collect();
     let buckets = buckets_of(job, &sent);
     buckets.into_iter().map(|bucket| bucket.iter().map(|at| dense[*at]).collect()).collect()
+}
+
+/// Returns the dense gradients that are summed over ranks, as indices of `job.grads`.
+fn dense_sent(job: &Job<'_>) -> Vec<usize> {
+    let is_sent = |at: &usize| {
+        let (param, grad) = job.grads[*at];
+        !job.is_sparse(grad) && !job.class_weights.contains(&param)
+    };
+    (0..job.grads.len()).filter(is_sent).collect()
 }
 
 /// Groups pairs of (parameter, variable sent for it) into buckets.
@@ -366,8 +377,8 @@ pub(super) fn gather_rows(
 ) -> Result<()> {
     let (count, block) = (job.copies(), job.at.block);
     for at in 0..job.grads.len() {
-        let grad = job.grads[at].1;
-        if !job.is_sparse(grad) {
+        let (param, grad) = job.grads[at];
+        if !job.is_sparse(grad) || job.class_weights.contains(&param) {
             continue;
         }
         let main = &mut job.programs.main;

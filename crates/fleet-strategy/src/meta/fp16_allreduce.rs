@@ -49,8 +49,10 @@ impl Strategy for Fp16AllReduce {
         };
         let mut placed = Vec::new();
         for index in 0..job.grads.len() {
-            let original = job.grads[index].1;
-            if job.programs.main.var(original).dtype != DType::F32 || job.is_sparse(original) {
+            let (param, original) = job.grads[index];
+            let is_f32 = job.programs.main.var(original).dtype == DType::F32;
+            let is_sent = !job.is_sparse(original) && !job.class_weights.contains(&param);
+            if !is_f32 || !is_sent {
                 continue;
             }
             let name = format!("{}.{suffix}", job.name(original));

@@ -6,7 +6,7 @@
 //! | phase | result | strategies |
 //! | --- | --- | --- |
 //! | `optimizer` | the optimizer's rule | LARS, LAMB: another rule; others: rings |
-//! | `forward` | the forward pass | AMP, synchronous batch norm; tensor parallelism: parts |
+//! | `forward` | the forward pass | AMP, synchronous batch norm; divided layers and classes |
 //! | (the backward pass is appended) | | |
 //! | `backward` | gradients, `job.grads` | recompute; data parallel scales the loss |
 //! | `merge` | gradients of this rank and step | gradient merge: continues in conditional blocks |
@@ -28,6 +28,7 @@
 
 pub(crate) mod adaptive_local_sgd;
 pub(crate) mod amp;
+mod class_parallel;
 pub(crate) mod data_parallel;
 pub(crate) mod dgc;
 pub(crate) mod fp16_allreduce;
@@ -122,7 +123,8 @@ macro_rules! strategies {
 // fp16_allreduce is inside data parallel and sharding, so that casts precede sums. Gradient merge
 // is inside all of them, so that the merged gradient is sent. AMP is outside of recompute, and its
 // `forward` precedes recompute's `backward`, so that the rewritten forward pass is recomputed.
-// Tensor parallelism is innermost: its ring has the first number, and AMP casts the parts.
+// Tensor parallelism is innermost: its ring has the first number, and AMP casts the parts. So do
+// divided classes, before AMP scales the loss.
 strategies! {
     RawProgram = "RawProgram", Keeps: data_parallel::DataParallel;
     Sharding = "Sharding" (sharding), Keeps: sharding::Sharding;
@@ -138,6 +140,7 @@ strategies! {
     Lars = "Lars" (lars), Changes: lars::Lars;
     Lamb = "Lamb" (lamb), Changes: lamb::Lamb;
     SyncBatchNorm = "SyncBatchNorm" (sync_batch_norm), Changes: sync_batch_norm::SyncBatchNorm;
+    ClassParallel = "ClassParallel" (split_classes), Keeps: class_parallel::ClassParallel;
     TensorParallel = "TensorParallel" (tensor_parallel), Keeps: tensor_parallel::TensorParallel;
 }
 

@@ -18,7 +18,7 @@
 
 use crate::job::Layers;
 use fleet_base::{Error, Result};
-use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId};
+use fleet_ir::{Division, Op, OpId, OpRole, Program, Var, VarId};
 use fleet_nn::Programs;
 use fleet_ops::comm::{axis_parts, identity, sum_parts};
 use fleet_ops::divide::{Along, Divide, Divided, Placement};
@@ -74,7 +74,9 @@ pub(super) fn divide(
             .help("end divided layers with one that is split by rows, or a sum"));
     }
     for param in &marked {
-        initialize_part(startup, registry, main.var_name(*param), layers)?;
+        if let Some(division) = main.var(*param).division {
+            initialize_part(startup, registry, main.var_name(*param), division)?;
+        }
     }
     let params = main.parameters().count();
     Ok(Made { divided: marked.len(), params, sums: pass.sums })
@@ -477,11 +479,11 @@ fn like(main: &mut Program, var: VarId, name: &str) -> Result<VarId> {
 }
 
 /// Makes the startup program fill only this rank's part of a parameter.
-fn initialize_part(
+pub(super) fn initialize_part(
     startup: &mut Program,
     registry: &'static Registry,
     name: &str,
-    layers: Layers,
+    part: Division,
 ) -> Result<()> {
     let Some(var) = startup.find_var(name) else { return Ok(()) };
     let (whole, division) = (fleet_ops::meta(startup, var), startup.var(var).division);
@@ -491,7 +493,12 @@ fn initialize_part(
     }
     let writers = startup.root_ops().filter(|(_, op)| op.all_outputs().any(|out| out == var));
     let writers: Vec<OpId> = writers.map(|(id, _)| id).collect();
-    let along = divide_var(startup, var, layers)?;
+    let shape = part
+        .of(&whole.shape)
+        .ok_or_else(|| Error::internal(format!("the programs have other shapes of '{name}'")))?;
+    startup.var_mut(var).shape = shape;
+    startup.var_mut(var).division = Some(part);
+    let along = Along::from(part);
     for id in writers {
         let op = startup.op(id).clone();
         let blame = |error: Error| {
@@ -505,10 +512,10 @@ fn initialize_part(
         }
         let def = registry.get(op.name())?;
         let outputs = op.outputs.iter().map(|vars| vec![whole; vars.len()]).collect();
-        let place = (layers.part, layers.parts);
+        let place = (part.part, part.parts);
         let inputs = op.inputs.iter().map(|_| Vec::new()).collect();
         let context = Divide::new(is_elementwise(def), &op, place, inputs, outputs);
-        let divided = context.request(along).apply(def.traits.divide);
+        let divided = context.padded(part.padding).request(along).apply(def.traits.divide);
         let new = divided.and_then(|divided| with_attrs(registry, &op, &divided));
         let new = new.map_err(blame)?;
         *startup.op_mut(id) = new;

@@ -169,7 +169,7 @@ impl Strategy for TensorParallel {
     }
 }
 
-const NORMS: &str = "it needs norms of whole parameters, of which each rank has a part";
+pub(super) const NORMS: &str = "it needs norms of whole parameters, of which each rank has a part";
 
 /// The documented number of the first ring of copies; 1 is that of sharding.
 const FIRST_COPIES_RING: i64 = 2;
@@ -184,7 +184,7 @@ fn marked(program: &Program) -> Vec<VarId> {
 }
 
 /// Returns the rule of an optimizer that needs more of a parameter than single elements.
-fn rule_of_norms(optimizer: &OptimizerDesc) -> Option<&'static str> {
+pub(super) fn rule_of_norms(optimizer: &OptimizerDesc) -> Option<&'static str> {
     let rules = [Some(optimizer), optimizer.rows.as_deref()];
     let is_elementwise = |name: &&str| {
         let def = Registry::standard().find(name);

@@ -90,14 +90,17 @@ impl Mode {
     }
 }
 
-/// A network with something for every strategy: a large layer, batch norm, and layers that ranks
-/// may divide.
+/// A network with something for every strategy: a large layer, batch norm, and layers and classes
+/// that ranks may divide.
 fn network(net: &Net) -> VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
     let hidden = x.fc(Fc::new(160).act(Act::Tanh)).batch_norm(BatchNorm::new());
     let wide = hidden.fc(Fc::new(160).act(Act::Tanh).split(Split::Columns));
-    wide.fc(Fc::new(1).split(Split::Rows)).mse_loss(y, Reduction::Mean).id()
+    let label = net.data("label", [-1, 1], DType::I64);
+    let classes = hidden.class_loss(label, ClassLoss::softmax(10));
+    let number = wide.fc(Fc::new(1).split(Split::Rows)).mse_loss(y, Reduction::Mean);
+    (number + classes).id()
 }
 
 fn optimizers() -> Vec<(&'static str, OptimizerDesc)> {

@@ -22,6 +22,13 @@ fn divisible(net: &Net) -> fleet_ir::VarId {
     wide.linear(Linear::new(8).split(Split::Rows)).mean().id()
 }
 
+/// A network with classes that ranks may divide.
+fn classified(net: &Net) -> fleet_ir::VarId {
+    let x = net.data("x", [-1, 6], DType::F32);
+    let label = net.data("label", [-1, 1], DType::I64);
+    x.fc(8).class_loss(label, ClassLoss::softmax(10)).id()
+}
+
 /// A layer of four megabytes between two small ones.
 fn wide(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
@@ -39,6 +46,9 @@ fn unlisted(net: &Net) -> fleet_ir::VarId {
 
 /// Returns a network on which a field has an effect.
 fn network(path: &str) -> Network {
+    if path == "hybrid_configs.split_classes" {
+        return classified;
+    }
     match path.split('.').next().unwrap_or_default() {
         "dgc" | "dgc_configs" | "sync_batch_norm" => normalised,
         "fuse_grad_size_in_MB" => wide,

@@ -3,6 +3,7 @@
 mod branches;
 mod buckets;
 mod chains;
+mod class_parallel;
 mod combinations;
 mod compressed;
 mod custom;

@@ -41,7 +41,7 @@ use fleet_exec::Scope;
 use fleet_format::{Checkpoint, Meta};
 use fleet_ir::Program;
 use fleet_nn::HostRate;
-use fleet_strategy::{LocalVar, local_state};
+use fleet_strategy::{LocalVar, layer_ranks, local_state};
 use fleet_tensor::{DType, Tensor};
 use parts::{Loaded, Part};
 pub use saved::{SavedCheckpoint, Verified, VerifyState, checkpoints_in, verify_checkpoints};
@@ -271,7 +271,8 @@ impl Checkpoints {
             let path = self.path(step);
             let place = (self.member.rank, self.member.ranks);
             let names = persistables(program, |var| var.persistable);
-            let wanted = parts::Wanted { place, names: &names, local: &local, divided: &divided };
+            let (layers, divided) = (layer_ranks(program), &divided);
+            let wanted = parts::Wanted { place, names: &names, local: &local, divided, layers };
             let loaded = parts::load(&*self.disk, &path, &wanted);
             self.check_permission(&path, loaded.as_ref().err())?;
             if !self.member.all("checkpoints: readable", loaded.is_ok())? {
@@ -429,6 +430,7 @@ impl Checkpoints {
             meta: Meta { step: scope.step(), entries },
             local,
             divided: divisions(program),
+            layers: layer_ranks(program),
         })
     }
 

@@ -39,6 +39,8 @@ pub(super) const RUN: &str = "fleet.run";
 pub(super) const LOCAL: &str = "fleet.local";
 /// The variables of which a rank has a part, one a line: axis, groups, part, parts, name.
 const DIVIDED: &str = "fleet.divided";
+/// Stands between the number of parts and their padding, if they have any.
+const PADDED: char = '+';
 /// Number of neighbouring ranks that share layers.
 const LAYERS: &str = "fleet.layers";
 /// The job's step. A part in the folder of another step has been moved there.
@@ -65,6 +67,8 @@ pub(super) struct Part {
     pub local: Vec<LocalVar>,
     /// Those of them of which this rank has a part.
     pub divided: Divisions,
+    /// Number of neighbouring ranks that share layers.
+    pub layers: usize,
     pub meta: Meta,
 }
 
@@ -73,7 +77,12 @@ impl Part {
         let (rank, ranks) = self.place;
         if ranks > 1 {
             let lines = self.divided.iter().map(|(name, it)| {
-                format!("{}\t{}\t{}\t{}\t{name}", it.axis, it.groups, it.part, it.parts)
+                let padding = match it.padding {
+                    0 => String::new(),
+                    padding => format!("{PADDED}{padding}"),
+                };
+                let Division { axis, groups, part, parts, .. } = it;
+                format!("{axis}\t{groups}\t{part}\t{parts}{padding}\t{name}")
             });
             let lines = lines.collect::<Vec<_>>().join("\n");
             let entries = if lines.is_empty() { Vec::new() } else { vec![(DIVIDED, lines)] };
@@ -84,7 +93,7 @@ impl Part {
             let local = local.collect::<Vec<_>>().join("\n");
             let mut entries = vec![(RANKS, ranks.to_string()), (LOCAL, local)];
             if !self.divided.is_empty() {
-                entries.push((LAYERS, layers(&self.divided).to_string()));
+                entries.push((LAYERS, self.layers.to_string()));
             }
             let entries = if ranks > 1 { entries } else { Vec::new() };
             self.write_one(disk, path, &self.common, entries)?;
@@ -195,6 +204,8 @@ pub(super) struct Wanted<'a> {
     pub local: &'a [LocalVar],
     /// Those of which the rank has a part.
     pub divided: &'a Divisions,
+    /// Number of neighbouring ranks that share layers.
+    pub layers: usize,
 }
 
 impl Wanted<'_> {
@@ -204,14 +215,8 @@ impl Wanted<'_> {
 
     /// Returns this rank's place among those with the same part of the model.
     fn copy(&self) -> (usize, usize) {
-        let layers = layers(self.divided);
-        (self.place.0 / layers, (self.place.1 / layers).max(1))
+        (self.place.0 / self.layers, (self.place.1 / self.layers).max(1))
     }
-}
-
-/// Returns the number of neighbouring ranks that share layers.
-fn layers(divided: &Divisions) -> usize {
-    divided.values().map(|division| division.parts).max().unwrap_or(1)
 }
 
 /// Reads the checkpoint for a rank.
@@ -315,9 +320,9 @@ struct Reading<'a> {
 impl Reading<'_> {
     /// Returns whether this rank had the same place in the job that saved.
     fn is_same_layout(&self) -> bool {
-        let Wanted { place, divided, .. } = self.wanted;
+        let Wanted { place, layers, .. } = self.wanted;
         let head = &self.parts.head;
-        head.ranks == place.1 && head.layers == layers(divided)
+        head.ranks == place.1 && head.layers == *layers
     }
 
     /// Returns the ranks that hold a variable as `holds` says, this rank's own number first.
@@ -503,15 +508,17 @@ fn read_divided(path: &Path, meta: &Meta) -> Result<Divisions> {
         };
         let fields: Vec<&str> = line.splitn(5, '\t').collect();
         let [axis, groups, part, parts, name] = fields[..] else { return Err(broken()) };
+        // The padding of the last parts follows their number: `4+2`.
+        let (parts, padding) = parts.split_once(PADDED).unwrap_or((parts, "0"));
         let number = |text: &str| text.parse::<usize>().ok().filter(|it| *it <= RANKS_MAX);
-        let all = [axis, groups, part, parts].map(number);
-        let [Some(axis), Some(groups), Some(part), Some(parts)] = all else {
+        let all = [axis, groups, part, parts, padding].map(number);
+        let [Some(axis), Some(groups), Some(part), Some(parts), Some(padding)] = all else {
             return Err(broken());
         };
-        if groups == 0 || part >= parts {
+        if groups == 0 || part >= parts || padding > 0 && (groups > 1 || padding >= parts) {
             return Err(broken());
         }
-        divided.insert(name.to_string(), Division { axis, groups, part, parts });
+        divided.insert(name.to_string(), Division { axis, groups, part, parts, padding });
     }
     Ok(divided)
 }
@@ -735,13 +742,14 @@ mod tests {
             own,
             local,
             divided,
+            layers: 1,
             meta,
         }
     }
 
     fn read(path: &Path, place: (usize, usize), names: &[&str]) -> Result<Loaded> {
         let divided = &Divisions::new();
-        load(&RealDisk, path, &Wanted { place, names, local: &[], divided })
+        load(&RealDisk, path, &Wanted { place, names, local: &[], divided, layers: 1 })
     }
 
     fn own(path: &Path, place: (usize, usize)) -> Result<f32> {

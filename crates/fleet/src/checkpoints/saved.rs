@@ -199,7 +199,8 @@ impl SavedCheckpoint {
 
     /// Reads a whole variable as rank `place.0` of `place.1` has it.
     fn read(&self, name: &str, place: (usize, usize)) -> Result<Tensor> {
-        let wanted = Wanted { place, names: &[name], local: &[], divided: &Divisions::new() };
+        let divided = &Divisions::new();
+        let wanted = Wanted { place, names: &[name], local: &[], divided, layers: 1 };
         let found = self.parts.read(&*self.disk, &wanted)?.pop();
         found.map(|(_, tensor)| tensor).ok_or_else(|| {
             let what = format!("the checkpoint has no variable '{name}'");

@@ -237,6 +237,7 @@ mod tests {
                 own: vars.iter().map(named).collect(),
                 local: vec![LocalVar { name: "each".into(), spread: Spread::Mean }],
                 divided: divided.iter().map(|(name, it)| (name.to_string(), *it)).collect(),
+                layers: divided.iter().map(|(_, it)| it.parts).max().unwrap_or(1),
                 meta: Meta::default(),
             };
             part.write(&RealDisk::handle(), &path).unwrap();

@@ -25,6 +25,7 @@ macro_rules! examples {
 examples! {
     adaptive_local_sgd: "../../examples/adaptive_local_sgd.rs",
     amp: "../../examples/amp.rs",
+    classification: "../../examples/classification.rs",
     dgc: "../../examples/dgc.rs",
     fp16_allreduce: "../../examples/fp16_allreduce.rs",
     gradient_merge: "../../examples/gradient_merge.rs",

@@ -3,6 +3,7 @@
 mod arrival;
 #[cfg(target_os = "linux")]
 mod bytes;
+mod classes;
 #[path = "../common/counting.rs"]
 mod counting;
 mod counts;
@@ -78,6 +79,12 @@ fn work(job: &str, folder: &Path) -> Result<()> {
         }
         "meet" => init().and_then(|fleet| meet::compare(&fleet, folder)),
         "save whole" => init().and_then(|fleet| whole::save(&fleet, folder)),
+        "save classes" => init().and_then(|fleet| classes::save(&fleet, folder)),
+        "load classes" => init().and_then(|fleet| classes::load(&fleet, folder)),
+        "misuse classes" => {
+            let what = folder.to_str().unwrap_or_default();
+            init().and_then(|fleet| classes::misuse(&fleet, what))
+        }
         "save layers" => init().and_then(|fleet| layers::save(&fleet, folder)),
         "load layers" => init().and_then(|fleet| layers::load(&fleet, folder)),
         "seeds of layers" => init().and_then(|fleet| layers::seeds(&fleet)),
