@@ -158,8 +158,7 @@ impl GradClip {
                         // The owner of the gradient clips it, with the ranks that have its parts.
                         let parts = NormRanks { shared: None, ..ranks };
                         let scale = global_scale(emit, &[own], &[own.param], parts, limit)?;
-                        let call = emit.named_op("elementwise_mul")?.input("X", own.grad);
-                        grads[at].grad = call.input("Y", scale).one("Out")?;
+                        grads[at].scale = Some(scale);
                         continue;
                     }
                     let call = emit.named_op("clip_by_norm")?.input("X", grads[at].grad);

@@ -333,11 +333,18 @@ fn every_optimizer_and_strategy() {
     check("batch norm", model, &momentum(), &synchronous, &[2, 4], 1e-5);
 }
 
-/// Updates of rows in use are those of dense gradients: of SGD for any sample.
+/// Rules that update rows, with clips.
 #[test]
 fn sampled_rows_with_other_rules() {
     let model = Model { classes: 40, sample: ClassSample::Ratio(1.0), ..SOFTMAX };
-    for (name, optimizer) in optimizers() {
+    let rules: [(&str, OptimizerDesc); 5] = [
+        ("sgd", Sgd::new(0.02).grad_clip(GradClip::GlobalNorm(0.1)).into()),
+        ("momentum", Momentum::new(0.02, 0.9).grad_clip(GradClip::Norm(0.02)).into()),
+        ("adam", Adam::new(0.002).grad_clip(GradClip::GlobalNorm(0.1)).into()),
+        ("adagrad", Adagrad::new(0.002).grad_clip(GradClip::value(0.01)).into()),
+        ("rows", Momentum::new(0.02, 0.9).rows(Adagrad::new(0.05))),
+    ];
+    for (name, optimizer) in rules {
         let limit = limit_of(&optimizer);
         check(name, model, &optimizer, &DistributedStrategy::new(), &[3], limit);
     }
