@@ -26,7 +26,7 @@ const SECTIONS: [(&str, &[&str]); 9] = [
             "layers/transformer.rs",
         ],
     ),
-    ("Losses", &["loss.rs"]),
+    ("Losses", &["loss.rs", "layers/class_loss.rs"]),
     ("Metrics", &["metric.rs"]),
     ("Functions", &["math.rs"]),
     ("Shapes and elements", &["tensor.rs"]),

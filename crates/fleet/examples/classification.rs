@@ -59,7 +59,7 @@ pub fn train(steps: u64) -> Result<()> {
 
 /// Returns samples: the directions of their classes, with noise.
 fn samples(first: u64, count: u64) -> Result<(Tensor, Tensor)> {
-    let class = |sample: u64| (hash(sample) % CLASSES as u64) as i64;
+    let class = |sample: u64| i64::from(hash(sample)) % CLASSES;
     let labels: Vec<i64> = (first..first + count).map(class).collect();
     let mut values = Vec::with_capacity(count as usize * WIDTH);
     for (sample, label) in (first..).zip(&labels) {
