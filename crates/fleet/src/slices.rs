@@ -88,13 +88,15 @@ pub(crate) fn copy_common(
     }
 }
 
-/// Returns the runs of a part along its axis: the place in the part, and the range in the whole.
+/// Returns the runs of a part along its axis: the place in the part, and the range in the whole,
+/// without padding.
 fn spans(division: Division, rows: usize) -> impl Iterator<Item = (usize, Range<usize>)> + Clone {
-    let Division { groups, part, parts, .. } = division;
+    let Division { groups, part, parts, padding, .. } = division;
     let piece = rows / groups.max(1);
+    let whole = (rows * parts).saturating_sub(padding);
     (0..groups).map(move |group| {
         let start = (group * parts + part) * piece;
-        (group * piece, start..start + piece)
+        (group * piece, start.min(whole)..(start + piece).min(whole))
     })
 }
 

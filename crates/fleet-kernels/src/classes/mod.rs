@@ -140,7 +140,7 @@ impl Blocks {
 
     /// Divides scratch memory into the copy of a block, its inverse norms, the gradients of its
     /// logits, and the scratch of products.
-    fn split<'s>(self, scratch: &'s mut [f32]) -> [&'s mut [f32]; 4] {
+    fn split(self, scratch: &mut [f32]) -> [&mut [f32]; 4] {
         let (copy, rest) = scratch.split_at_mut(self.columns * self.dim);
         let (inverse, rest) = rest.split_at_mut(self.columns);
         let (dlogits, rest) = rest.split_at_mut(self.samples * self.columns);
