@@ -20,9 +20,9 @@
 //!   temporary: `sparse_rows`, `tensor_array`, `layout=`, `data`, `persistable`, `param` with
 //!   `frozen`, `lr=`, `l1=`, `l2=`, `no_clip`, `distributed`; `split=` with the axis that
 //!   ranks may divide, `split_groups=` with the number of blocks along it, `part=` and `parts=`
-//!   where the variable is a part, `padding=` where the last parts are padded; `lod=`; and `stop_gradient` or `stop_gradient=false` where it
-//!   differs from the implied value. Fed variables, persistable variables and frozen parameters
-//!   stop gradients unless stated otherwise.
+//!   where the variable is a part, `padding=` where the last parts are padded; `lod=`; and
+//!   `stop_gradient` or `stop_gradient=false` where it differs from the implied value. Fed
+//!   variables, persistable variables and frozen parameters stop gradients unless stated otherwise.
 //! * An op has its outputs by slot, its name, its inputs by slot, the attributes that differ from
 //!   their defaults, its role (`!backward`, `!optimize`, `!loss` ...; none for forward), its device
 //!   label, `fp16_guard` in such a region, and its source location.

@@ -4,8 +4,8 @@
 //!
 //! * With `normalize`, rows of X and of W are divided by their norms, so that products are cosines.
 //!   `margin` is then added to the angle of the label's class (ArcFace).
-//! * With `num_samples`, or `sample_ratio` of the rows of W, a step uses only some classes: those of
-//!   the batch's labels, and random others, which are a function of seed, stream, step and rank.
+//! * With `num_samples`, or `sample_ratio` of the rows of W, a step uses only some classes: those
+//!   of the batch's labels, and random others, a function of seed, stream, step and rank.
 //!   There are at least as many as samples in the batch. The gradient of W then has only the rows
 //!   in use. A test run uses all classes; Softmax and Sampled are then 0.
 //!
