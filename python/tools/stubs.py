@@ -29,7 +29,7 @@ PARAMETERS = {
     "str": "name dtype mode key act activation data_format moving_mean_name "
     "moving_variance_name prefix device filename dirname fs_name fs_ugi",
     "int": "size num_filters k d_model T_max decay_steps warmup_steps step_size padding_idx nproc "
-    "num_classes heads ffn current_id worker_num rank_id value_int id epoch begin_norm_axis "
+    "num_classes classes heads ffn current_id worker_num rank_id value_int id epoch begin_norm_axis "
     "device_count start_axis stop_axis mode_int",
     "float": "gamma coeff p rate low high mean std clip_norm min max fill_value count_filter "
     "probability dropout_prob alpha start_lr end_lr eta_min momentum",

@@ -22,6 +22,18 @@ def batch_norm(
     do_model_average_for_mean_and_var: bool = ...,
     use_global_stats: bool = ...,
 ) -> Variable: ...
+def class_loss(
+    input: Variable,
+    label: Variable,
+    classes: int,
+    normalize: bool = ...,
+    margin: float = ...,
+    scale: float = ...,
+    sample: Any = ...,
+    weight_attr: Attr = ...,
+    reduction: str = ...,
+    name: str | None = ...,
+) -> Variable: ...
 def conv2d(
     input: Variable,
     num_filters: int,

@@ -7,8 +7,8 @@
 //! * communicate: an all-reduce for each bucket directly follows the bucket's last gradient, so
 //!   that it overlaps the rest of the backward pass. Buckets use the rings in turn. Sparse rows are
 //!   gathered. Gradients of class weights that ranks divide are not sent. With
-//!   `use_hierarchical_allreduce`, gradients are reduced within groups, summed across their leaders,
-//!   and broadcast within groups. With `sync_nccl_allreduce` assigned true, all of this runs in the
+//!   `use_hierarchical_allreduce`, gradients are reduced within groups, summed across leaders, and
+//!   broadcast within groups. With `sync_nccl_allreduce` assigned true, all of this runs in the
 //!   compute lane, without overlap.
 
 use super::pipeline::stages;
