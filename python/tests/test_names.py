@@ -90,7 +90,7 @@ plsc: Entry
 
 #: Names that are not supported, with a part of the error that tells the alternative.
 UNSUPPORTED = {
-    "plsc.Entry": "paddle.static.nn.fc",
+    "plsc.Entry": "paddle.static.nn.class_loss",
 }
 
 

@@ -52,8 +52,8 @@ VERSION = "2.0.0"
 
 #: Packages without a counterpart, and the alternative.
 UNSUPPORTED = {
-    "plsc": "the classifier is not divided over workers: write it with fleet.static.nn.fc and "
-    "fleet.nn.functional.softmax_with_cross_entropy",
+    "plsc": "use fleet.static.nn.class_loss; split_classes of hybrid_configs divides its classes "
+    "among workers",
 }
 
 
