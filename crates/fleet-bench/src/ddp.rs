@@ -23,7 +23,7 @@ pub const RANKS: usize = 2;
 const ROUNDS: usize = 3;
 
 /// Variable that tells a started process which network it trains.
-pub const RANK_OF: &str = "FLEET_BENCH_RANK_OF";
+const RANK_OF: &str = "FLEET_BENCH_RANK_OF";
 
 pub fn step(options: &Options, model: &str) -> Result<()> {
     match is_rank() {
