@@ -5,6 +5,7 @@
 //! samples must have the same ones.
 
 use fleet_base::{Error, Result};
+use std::fmt::{Display, LowerExp};
 use std::io::{BufRead, BufReader, Read, Write};
 
 /// One value of a slot.
@@ -273,31 +274,24 @@ fn append(line: &mut String, value: &Value) {
     // Writing to a string cannot fail.
     let _ = match value {
         Value::Int(value) => write!(line, "{value}"),
-        Value::Float(value) => {
-            append_float(line, *value);
-            Ok(())
-        }
+        Value::Float(value) => write!(line, "{}", float_text(*value)),
         Value::Text(text) => write!(line, "{text}"),
     };
 }
 
-/// Appends a float as the documented generators print it: with the fewest digits that parse to the
+/// Returns a float as the documented generators print it: with the fewest digits that parse to the
 /// same value, always with a point or an exponent, and with an exponent below 1e-4 and from 1e16.
-fn append_float(line: &mut String, value: f64) {
+pub(crate) fn float_text<F: Display + LowerExp + Default + PartialEq>(value: F) -> String {
     // `{:e}` has the shortest digits: d.ddde-7.
     let scientific = format!("{value:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
-    if value == 0.0 || (-4..16).contains(&exponent) {
+    if value == F::default() || (-4..16).contains(&exponent) {
         let plain = value.to_string();
-        line.push_str(&plain);
-        if !plain.contains('.') {
-            line.push_str(".0");
-        }
-        return;
+        return if plain.contains('.') { plain } else { plain + ".0" };
     }
     let sign = if exponent < 0 { '-' } else { '+' };
-    line.push_str(&format!("{digits}e{sign}{:02}", exponent.abs()));
+    format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
 /// Default number of samples for each call of `generate_batch`.
@@ -353,7 +347,7 @@ mod tests {
             (5e-324, "5e-324"),
         ] {
             let mut line = String::new();
-            append_float(&mut line, value);
+            line.push_str(&float_text(value));
             assert_eq!(line, expected);
         }
     }

@@ -7,20 +7,26 @@
 //! * Source: a list of files ([`Dataset`]), samples addressed by number ([`Samples`]), or user code
 //!   ([`DataLoader`]).
 //! * Parse: a [`RecordFormat`] turns a file into records; [`LineReader`] does so for text, such as
-//!   the [`MultiSlot`] lines that a [`DataGenerator`] writes.
+//!   the [`MultiSlot`] lines that a [`DataGenerator`] writes. [`ColumnFiles`] reads named columns of
+//!   tables in any format.
 //! * Shuffle: [`InMemoryDataset`] and [`Loader`]; each source of a [`QueueDataset`] reads its files
 //!   in order.
 //! * Batch: a [`Batch`] holds tensors that are filled from slots or by user code.
 //! * Prefetch: threads make batches ahead of time. [`Prefetch`] does so for any [`BatchSource`];
 //!   [`DataLoader`] and [`Loader`] have their own options for the same threads.
+//!
+//! A [`Survey`] looks at files before they are used: the names and the values of their columns.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+mod bad_rows;
 mod batch;
 mod block;
+mod columns;
 mod data_loader;
 mod dataset;
+mod decompress;
 mod downloader;
 mod files;
 mod formats;
@@ -35,10 +41,16 @@ mod pipe;
 mod prefetch;
 mod shard;
 mod slot;
+mod survey;
 mod tar;
 
+pub use bad_rows::BadRows;
 pub use batch::{Batch, BatchLayout, BatchSource, Input, RowRef};
 pub use block::{Block, Column, Values};
+pub use columns::{
+    ColumnFiles, ColumnKind, ColumnSpec, CsvHeader, DataFormat, TextDictionary, TextObserver,
+    category_hash,
+};
 pub use data_loader::{Batches, DataLoader, DataLoaderOptions, Feed, Field, FieldSample, Part};
 pub use dataset::{
     Dataset, DatasetOptions, Exchange, InMemoryDataset, InProcessExchange, QueueDataset,
@@ -62,3 +74,4 @@ pub use pipe::open_piped;
 pub use prefetch::Prefetch;
 pub use shard::shard_range;
 pub use slot::{Schema, Slot, SlotForm, SlotKind};
+pub use survey::{ColumnSummary, InferredKind, NumberSummary, Survey, SurveyOptions};

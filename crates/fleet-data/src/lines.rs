@@ -1,6 +1,10 @@
 //! Records from lines of text: the loop shared by all line formats, with errors that name file,
-//! line and column, and the choice between failing and skipping bad lines.
+//! line and column, and the choice between failing and skipping bad lines. A record is one line,
+//! or several if a quoted field continues on the next line (`lines/continued.rs`).
 
+mod continued;
+
+use crate::bad_rows::BadRows;
 use crate::block::Block;
 use crate::slot::Schema;
 use fleet_base::{Error, Result, text};
@@ -17,6 +21,19 @@ pub trait LineFormat: Send {
     /// be loaded past its end; the bytes there must be ignored. After an error, the caller drops
     /// the values appended.
     fn parse(&mut self, text: &[u8], length: usize, block: &mut Block) -> Result<bool, LineError>;
+
+    /// Returns the offset of the quote that is not closed, after [`LineFormat::parse`] has failed
+    /// on such a line. The reader then parses the line again with those that follow, up to the one
+    /// with the closing quote.
+    fn open_quote(&self) -> Option<usize> {
+        None
+    }
+
+    /// Returns whether the last error concerns the whole file, such as its header, so that the line
+    /// cannot be skipped.
+    fn is_fatal(&self) -> bool {
+        false
+    }
 }
 
 impl LineFormat for Box<dyn LineFormat> {
@@ -26,6 +43,14 @@ impl LineFormat for Box<dyn LineFormat> {
 
     fn parse(&mut self, text: &[u8], length: usize, block: &mut Block) -> Result<bool, LineError> {
         self.as_mut().parse(text, length, block)
+    }
+
+    fn open_quote(&self) -> Option<usize> {
+        self.as_ref().open_quote()
+    }
+
+    fn is_fatal(&self) -> bool {
+        self.as_ref().is_fatal()
     }
 }
 
@@ -110,6 +135,8 @@ pub struct LineReader<R, F> {
     /// Name of the source in errors, usually a file's path.
     name: String,
     on_error: OnError,
+    /// Limits over all files, which take the place of `on_error`.
+    bad_rows: Option<BadRows>,
     skipped: Skipped,
     buffer: Vec<u8>,
     /// Start and end of the unparsed bytes in the buffer.
@@ -130,6 +157,7 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
             format,
             name: name.into(),
             on_error: OnError::Fail,
+            bad_rows: None,
             skipped: Skipped::default(),
             buffer: Vec::new(),
             start: 0,
@@ -158,6 +186,12 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
         self
     }
 
+    /// Sets limits for bad lines over all files of a pass.
+    pub fn bad_rows(mut self, bad_rows: BadRows) -> Self {
+        self.bad_rows = Some(bad_rows);
+        self
+    }
+
     /// Returns the lines skipped so far.
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
@@ -170,10 +204,7 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
         while block.len() - first < rows_max {
             let Some(mut length) = self.next_line()? else { break };
             if !std::mem::replace(&mut self.begun, true) {
-                let marked = self.buffer[self.start..][..length].starts_with(BYTE_ORDER_MARK);
-                let skipped = if marked { BYTE_ORDER_MARK.len() } else { 0 };
-                self.start += skipped;
-                length -= skipped;
+                length -= self.skip_byte_order_mark(length)?;
             }
             unchecked += length;
             if unchecked >= CHECK_BYTES {
@@ -185,19 +216,40 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
                 }
                 unchecked = 0;
             }
-            let line = &self.buffer[self.start..self.end];
             self.line += 1;
-            let outcome = self.format.parse(line, length, block);
-            self.start = (self.start + length + 1).min(self.end);
-            if let Err(wrong) = outcome {
-                block.rollback();
-                let from = self.end - line.len();
-                let line = &self.buffer[from..from + length];
-                let error = at_line(wrong, line, &self.name, self.line);
-                self.skipped.count(self.on_error, "line", error)?;
+            let line = &self.buffer[self.start..self.end];
+            match self.format.parse(line, length, block) {
+                Ok(_) => self.advance(length),
+                Err(wrong) => self.recover(length, wrong, block)?,
             }
         }
-        Ok(block.len() - first)
+        let rows = block.len() - first;
+        if let Some(bad_rows) = &self.bad_rows {
+            bad_rows.add_good(rows as u64, &self.skipped)?;
+        }
+        Ok(rows)
+    }
+
+    /// Moves past a record and its newline.
+    fn advance(&mut self, length: usize) {
+        self.start = (self.start + length + 1).min(self.end);
+    }
+
+    /// Skips the byte order mark at the start of a file, and returns its length.
+    fn skip_byte_order_mark(&mut self, length: usize) -> Result<usize> {
+        let line = &self.buffer[self.start..][..length];
+        if line.starts_with(b"\xff\xfe") || line.starts_with(b"\xfe\xff") {
+            return Err(Error::invalid("file is UTF-16")
+                .expected("UTF-8")
+                .help("convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE")
+                .at(&self.name));
+        }
+        let skipped = match line.starts_with(BYTE_ORDER_MARK) {
+            true => BYTE_ORDER_MARK.len(),
+            false => 0,
+        };
+        self.start += skipped;
+        Ok(skipped)
     }
 
     /// Returns the length of the line at `start`, without its newline; reads more input if needed.
@@ -229,6 +281,7 @@ impl<R: Read + Send, F: LineFormat> LineReader<R, F> {
             if self.end >= LINE_BYTES_MAX {
                 return Err(Error::exhausted("line is too long")
                     .expected(format!("at most {}", text::bytes(LINE_BYTES_MAX as u64)))
+                    .help("check that the file is text with line ends, and the format")
                     .at(format!("{}:{}", self.name, self.line + 1)));
             }
             let bytes = (2 * self.buffer.len()).clamp(BUFFER_BYTES, LINE_BYTES_MAX);

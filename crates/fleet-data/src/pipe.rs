@@ -1,7 +1,9 @@
 //! Reads a file through a command: the command gets the file on its standard input, and its
 //! standard output is read. Its standard error is copied to that of this process, as in a shell. If
-//! the command fails, the error contains its exit code and the end of its standard error.
+//! the command fails, the error contains its exit code and the end of its standard error. Files
+//! that are read without a command are decompressed.
 
+use crate::decompress::{Compression, MAGIC_BYTES};
 use crate::files::{is_url, object_name_error};
 use fleet_base::fs::without_secrets;
 use fleet_base::sync::lock;
@@ -110,7 +112,7 @@ impl FileSource {
                 &self.running,
             )?;
             if is_plain {
-                return Ok(Box::new(from));
+                return plain(from, path);
             }
             let input = from.stdout.take().map_or_else(Stdio::null, Stdio::from);
             let mut piped = self.start(input, path, command)?;
@@ -188,21 +190,19 @@ pub(crate) fn is_plain(command: &str) -> bool {
     matches!(command.trim(), "" | "cat")
 }
 
-/// Reads a file directly. Reports compressed files, which would otherwise fail as a bad first line.
+/// Reads a file without a command, and decompresses it if its first bytes say so.
 fn plain(mut file: impl Read + Send + 'static, path: &Path) -> Result<Box<dyn Read + Send>> {
     let mut start = Vec::new();
     let read = file.by_ref().take(MAGIC_BYTES).read_to_end(&mut start);
     read.map_err(|error| Error::io("read", path, &error))?;
-    let program = match &start[..] {
-        [0x1f, 0x8b, ..] => "zcat",
-        [0x28, 0xb5, 0x2f, 0xfd] => "zstdcat",
-        [0xfd, b'7', b'z', b'X'] => "xzcat",
-        [b'B', b'Z', b'h', b'1'..=b'9'] => "bzcat",
-        _ => return Ok(Box::new(Cursor::new(start).chain(file))),
-    };
-    Err(Error::invalid("file of records is compressed")
-        .help(format!("read it through a command: pipe_command(\"{program}\")"))
-        .at(path.display()))
+    let compression = Compression::of_start(&start);
+    let whole = Cursor::new(start).chain(file);
+    match compression {
+        None => Ok(Box::new(whole)),
+        Some(compression) => {
+            compression.decompress(whole).map_err(|error| error.at(path.display()))
+        }
+    }
 }
 
 /// The output of a running command.
@@ -383,8 +383,6 @@ fn tail(mut from: impl Read) -> Vec<u8> {
 }
 
 const SIGPIPE: i32 = 13;
-/// Length of the signatures of compressed files.
-const MAGIC_BYTES: u64 = 4;
 /// Bytes of a command's standard error in an error: a stack trace of a script.
 const STDERR_BYTES_MAX: usize = 4096;
 

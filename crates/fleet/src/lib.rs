@@ -207,14 +207,16 @@ pub mod data {
     #[cfg(feature = "parquet")]
     pub use fleet_data::ParquetFiles;
     pub use fleet_data::{
-        Batch, BatchLayout, BatchSource, Batches, Block, Column, Criteo, CriteoHash, Csv,
-        CsvColumn, Cursor, DataGenerator, DataLoader, DataLoaderOptions, Dataset, DatasetOptions,
+        BadRows, Batch, BatchLayout, BatchSource, Batches, Block, Column, ColumnFiles, ColumnKind,
+        ColumnSpec, ColumnSummary, Criteo, CriteoHash, Csv, CsvColumn, CsvHeader, Cursor,
+        DataFormat, DataGenerator, DataLoader, DataLoaderOptions, Dataset, DatasetOptions,
         Downloader, Exchange, Feed, Field, FieldSample, ImageList, ImageOptions, Images,
-        InMemoryDataset, InProcessExchange, Input, JsonLines, LibSvm, LineError, LineFormat,
-        LineReader, Loader, LoaderOptions, MultiSlot, MultiSlotWriter, OnError, Part, Pixels,
-        Prefetch, QueueDataset, RecordFormat, RecordReader, RowRef, Sample, SampleWriter, Samples,
-        Schema, Skipped, Slot, SlotForm, SlotKind, SuppliedBatches, TensorDataset, TextFiles,
-        Value, Values, decode_image, file_shard, glob, hash_bucket, shard_range, sum_over,
+        InMemoryDataset, InProcessExchange, InferredKind, Input, JsonLines, LibSvm, LineError,
+        LineFormat, LineReader, Loader, LoaderOptions, MultiSlot, MultiSlotWriter, NumberSummary,
+        OnError, Part, Pixels, Prefetch, QueueDataset, RecordFormat, RecordReader, RowRef, Sample,
+        SampleWriter, Samples, Schema, Skipped, Slot, SlotForm, SlotKind, SuppliedBatches, Survey,
+        SurveyOptions, TensorDataset, TextDictionary, TextFiles, TextObserver, Value, Values,
+        category_hash, decode_image, file_shard, glob, hash_bucket, shard_range, sum_over,
     };
     #[cfg(feature = "tfrecord")]
     pub use fleet_data::{TfRecordReader, TfRecords};

@@ -6,9 +6,9 @@ mod csv;
 mod json_lines;
 mod libsvm;
 #[cfg(feature = "parquet")]
-mod parquet_files;
+pub(crate) mod parquet_files;
 #[cfg(feature = "tfrecord")]
-mod tf_record;
+pub(crate) mod tf_record;
 
 pub use criteo::{Criteo, CriteoHash};
 pub use csv::{Csv, CsvColumn};

@@ -12,6 +12,6 @@ mod number;
 mod parse;
 mod write;
 
-pub(crate) use number::{float, integer, whole_float, whole_integer};
+pub(crate) use number::{float, integer, load as load_word, whole_float, whole_integer};
 pub use parse::MultiSlot;
 pub use write::MultiSlotWriter;

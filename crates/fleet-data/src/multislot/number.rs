@@ -117,7 +117,7 @@ fn digit_run(word: u64) -> (u64, usize) {
 
 /// Loads eight bytes at `at`, with zeros past the end.
 #[inline(always)]
-fn load(text: &[u8], at: usize) -> u64 {
+pub fn load(text: &[u8], at: usize) -> u64 {
     match text.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
         Some(bytes) => u64::from_le_bytes(*bytes),
         None => load_tail(text, at),

@@ -1,7 +1,11 @@
+pub mod columns;
+pub mod columns_parquet;
+pub mod columns_tf_record;
 pub mod datasets;
 pub mod formats;
 pub mod images;
 pub mod multislot;
 pub mod objects;
 pub mod pipes;
+pub mod survey;
 pub mod tables;

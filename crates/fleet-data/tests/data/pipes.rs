@@ -69,7 +69,7 @@ fn a_program_that_is_not_wanted_any_more_is_ended() {
 }
 
 #[test]
-fn compressed_files_want_a_program_and_torn_ones_are_errors() {
+fn compressed_files_are_read_and_torn_ones_are_errors() {
     let folder = Folder::new("pipe-gzip");
     let path = folder.file("part-0", &b"1 123456\n1 7\n".repeat(5000));
     let zipped = std::process::Command::new("gzip").arg("-c").arg(&path).output().unwrap().stdout;
@@ -82,8 +82,9 @@ fn compressed_files_want_a_program_and_torn_ones_are_errors() {
         Ok::<usize, String>(block.len())
     };
     assert_eq!(read(&zipped, "gzip -dc").unwrap(), 10_000);
-    let error = read(&zipped, "").unwrap_err();
-    assert!(error.contains("compressed") && error.contains("zcat"), "{error}");
+    assert_eq!(read(&zipped, "").unwrap(), 10_000);
+    let error = read(&zipped[..zipped.len() / 2], "").unwrap_err();
+    assert!(error.contains("cannot read") && error.contains("part-0.gz:"), "{error}");
     let error = read(&zipped[..zipped.len() / 2], "gzip -dc").unwrap_err();
     assert!(error.contains("gzip -dc' failed on") && error.contains("part-0.gz"), "{error}");
 }

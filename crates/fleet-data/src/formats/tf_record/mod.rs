@@ -1,9 +1,11 @@
-//! TFRecord files of `tf.train.Example`, in the feature `tfrecord`.
-//!
-//! A file is a sequence of frames: length (8 bytes, little endian), checksum of the length, data,
-//! checksum of the data. Both checksums are CRC-32C, masked by a rotation and an addition, so that
-//! data which itself contains CRCs is still well protected. The data is a protobuf message; its few
-//! fields are parsed here without a copy.
+//! TFRecord files of `tf.train.Example`, in the feature `tfrecord`: frames with checksums
+//! (`frames.rs`), whose data is a protobuf message (`example.rs`).
+
+mod example;
+mod frames;
+
+pub(crate) use example::{FeatureValue, for_each_feature, for_each_value};
+pub(crate) use frames::Frames;
 
 use super::hash_bucket;
 use crate::block::Block;
@@ -11,7 +13,7 @@ use crate::dataset::RecordFormat;
 use crate::lines::{OnError, RecordReader, Skipped};
 use crate::pipe::FileSource;
 use crate::slot::{Schema, SlotKind};
-use fleet_base::{Error, Result, text};
+use fleet_base::{Error, Result};
 use std::io::{BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
@@ -87,36 +89,25 @@ impl TfRecords {
 
     /// Reads records from any byte source; errors call it `name`.
     pub fn read<R: Read + Send>(&self, from: R, name: &str) -> TfRecordReader<R> {
-        TfRecordReader {
-            from,
-            format: self.clone(),
-            name: name.to_string(),
-            record: 0,
-            bytes: Vec::new(),
-            skipped: Skipped::default(),
-        }
+        let frames = Frames::new(from, name);
+        TfRecordReader { frames, format: self.clone(), skipped: Skipped::default() }
     }
 
     /// Appends one record.
     fn take(&self, example: &[u8], block: &mut Block) -> Result<()> {
-        let mut found = vec![false; self.schema.slots().len()];
-        for features in Fields(example) {
-            let (EXAMPLE_FEATURES, Wire::Bytes(features)) = features? else { continue };
-            for entry in Fields(features) {
-                let (FEATURES_ENTRY, Wire::Bytes(entry)) = entry? else { continue };
-                let (name, feature) = map_entry(entry)?;
-                let slots = self.schema.slots();
-                let Some(slot) = slots.iter().position(|it| it.name.as_bytes() == name) else {
-                    continue;
-                };
-                if std::mem::replace(&mut found[slot], true) {
-                    let name = &slots[slot].name;
-                    return Err(Error::invalid(format!("duplicate feature '{name}'")));
-                }
-                self.push(slot, feature, block)?;
+        let slots = self.schema.slots();
+        let mut found = vec![false; slots.len()];
+        for_each_feature(example, |name, feature| {
+            let Some(slot) = slots.iter().position(|it| it.name.as_bytes() == name) else {
+                return Ok(());
+            };
+            if std::mem::replace(&mut found[slot], true) {
+                let name = &slots[slot].name;
+                return Err(Error::invalid(format!("duplicate feature '{name}'")));
             }
-        }
-        let mut slots = self.schema.slots().iter().zip(found);
+            for_each_value(feature, |value| self.push(slot, value, block))
+        })?;
+        let mut slots = slots.iter().zip(found);
         match slots.find(|(slot, found)| !found && slot.width().is_some()) {
             Some((slot, _)) => {
                 Err(Error::invalid(format!("example has no feature '{}'", slot.name)))
@@ -125,49 +116,24 @@ impl TfRecords {
         }
     }
 
-    fn push(&self, slot: usize, feature: &[u8], block: &mut Block) -> Result<()> {
+    fn push(&self, slot: usize, value: FeatureValue<'_>, block: &mut Block) -> Result<()> {
         let (name, kind) = (&self.schema.slots()[slot].name, self.schema.slots()[slot].kind);
-        for list in Fields(feature) {
-            let (list_kind, Wire::Bytes(list)) = list? else { return Err(damaged()) };
-            for value in Fields(list) {
-                let (LIST_VALUE, value) = value? else { continue };
-                match (list_kind, value, kind) {
-                    (FEATURE_BYTES, Wire::Bytes(bytes), SlotKind::Ids) => {
-                        let buckets = self.buckets.ok_or_else(|| {
-                            wrong(name, kind, "bytes")
-                                .help("use TfRecords::hash_bytes to hash them into ids")
-                        })?;
-                        let id = hash_bucket(name.as_bytes(), bytes, buckets) as i64;
-                        block.push_ids(slot, &[id])?;
-                    }
-                    (FEATURE_FLOATS, Wire::Bytes(packed), SlotKind::Floats) => {
-                        let (floats, rest) = packed.as_chunks::<4>();
-                        if !rest.is_empty() {
-                            return Err(damaged());
-                        }
-                        for float in floats {
-                            block
-                                .push_floats(slot, &[finite(name, f32::from_le_bytes(*float))?])?;
-                        }
-                    }
-                    (FEATURE_FLOATS, Wire::Fixed32(float), SlotKind::Floats) => {
-                        block.push_floats(slot, &[finite(name, f32::from_le_bytes(float))?])?;
-                    }
-                    (FEATURE_INTS, Wire::Bytes(mut packed), _) => {
-                        while !packed.is_empty() {
-                            push_int(slot, varint(&mut packed)? as i64, kind, block)?;
-                        }
-                    }
-                    (FEATURE_INTS, Wire::Varint(int), _) => {
-                        push_int(slot, int as i64, kind, block)?;
-                    }
-                    (FEATURE_BYTES, ..) => return Err(wrong(name, kind, "bytes")),
-                    (FEATURE_FLOATS, ..) => return Err(wrong(name, kind, "floats")),
-                    _ => return Err(damaged()),
-                }
+        match (value, kind) {
+            (FeatureValue::Bytes(bytes), SlotKind::Ids) => {
+                let buckets = self.buckets.ok_or_else(|| {
+                    wrong(name, kind, "bytes")
+                        .help("use TfRecords::hash_bytes to hash them into ids")
+                })?;
+                block.push_ids(slot, &[hash_bucket(name.as_bytes(), bytes, buckets) as i64])
             }
+            (FeatureValue::Float(float), SlotKind::Floats) => {
+                block.push_floats(slot, &[finite(name, float)?])
+            }
+            (FeatureValue::Int(int), SlotKind::Ids) => block.push_ids(slot, &[int]),
+            (FeatureValue::Int(int), SlotKind::Floats) => block.push_floats(slot, &[int as f32]),
+            (FeatureValue::Bytes(_), SlotKind::Floats) => Err(wrong(name, kind, "bytes")),
+            (FeatureValue::Float(_), SlotKind::Ids) => Err(wrong(name, kind, "floats")),
         }
-        Ok(())
     }
 }
 
@@ -189,58 +155,9 @@ impl RecordFormat for TfRecords {
 
 /// Reader of the records of one file.
 pub struct TfRecordReader<R> {
-    from: R,
+    frames: Frames<R>,
     format: TfRecords,
-    name: String,
-    /// Number of the record being read, from 1.
-    record: u64,
-    bytes: Vec<u8>,
     skipped: Skipped,
-}
-
-impl<R: Read + Send> TfRecordReader<R> {
-    /// Reads the next frame; returns false at the end. After an error in the inner result, the next
-    /// frame is still readable.
-    fn next_frame(&mut self) -> Result<Result<bool>> {
-        self.record += 1;
-        self.take(LENGTH_BYTES + CHECK_BYTES)?;
-        if self.bytes.is_empty() {
-            return Ok(Ok(false));
-        }
-        let damaged = || Error::invalid("file ends within a TFRecord");
-        let (length, check) = self.bytes.split_first_chunk::<LENGTH_BYTES>().ok_or_else(damaged)?;
-        let check = <[u8; CHECK_BYTES]>::try_from(check).map_err(|_| damaged())?;
-        if masked_crc(length) != u32::from_le_bytes(check) {
-            return Err(Error::invalid("wrong checksum of the length of a TFRecord").help(
-                "check whether the file is damaged, compressed (pipe_command(\"zcat\")), or not \
-                     a TFRecord file",
-            ));
-        }
-        let length = u64::from_le_bytes(*length);
-        if length > RECORD_BYTES_MAX {
-            return Err(Error::exhausted("TFRecord is too large")
-                .expected(format!("at most {}", text::bytes(RECORD_BYTES_MAX)))
-                .got(text::bytes(length)));
-        }
-        self.take(length as usize + CHECK_BYTES)?;
-        if self.bytes.len() < length as usize + CHECK_BYTES {
-            return Err(damaged());
-        }
-        let (data, check) = self.bytes.split_last_chunk::<CHECK_BYTES>().ok_or_else(damaged)?;
-        let good = masked_crc(data) == u32::from_le_bytes(*check);
-        self.bytes.truncate(length as usize);
-        Ok(if good { Ok(true) } else { Err(Error::invalid("wrong checksum of a TFRecord")) })
-    }
-
-    /// Reads up to `count` bytes. Memory grows with the bytes received, not with the length
-    /// claimed.
-    fn take(&mut self, count: usize) -> Result<()> {
-        self.bytes.clear();
-        let mut part = self.from.by_ref().take(count as u64);
-        part.read_to_end(&mut self.bytes)
-            .map_err(|error| Error::unavailable(format!("cannot read {}: {error}", self.name)))?;
-        Ok(())
-    }
 }
 
 impl<R: Read + Send> RecordReader for TfRecordReader<R> {
@@ -251,14 +168,12 @@ impl<R: Read + Send> RecordReader for TfRecordReader<R> {
     fn read(&mut self, rows_max: usize, block: &mut Block) -> Result<usize> {
         let first = block.len();
         while block.len() - first < rows_max {
-            let frame = self.next_frame();
-            let at = |error: Error| error.at(format!("{}, record {}", self.name, self.record));
-            let outcome = match frame.map_err(at)? {
+            let outcome = match self.frames.next_frame().map_err(|error| self.frames.at(error))? {
                 Ok(false) => break,
-                Ok(true) => self.format.take(&self.bytes, block),
+                Ok(true) => self.format.take(self.frames.data(), block),
                 Err(error) => Err(error),
             };
-            if let Err(error) = outcome.map_err(at) {
+            if let Err(error) = outcome.map_err(|error| self.frames.at(error)) {
                 block.rollback();
                 self.skipped.count(self.format.on_error, "record", error)?;
             }
@@ -268,13 +183,6 @@ impl<R: Read + Send> RecordReader for TfRecordReader<R> {
 
     fn skipped(&self) -> Skipped {
         self.skipped.clone()
-    }
-}
-
-fn push_int(slot: usize, int: i64, kind: SlotKind, block: &mut Block) -> Result<()> {
-    match kind {
-        SlotKind::Ids => block.push_ids(slot, &[int]),
-        SlotKind::Floats => block.push_floats(slot, &[int as f32]),
     }
 }
 
@@ -289,109 +197,13 @@ fn wrong(name: &str, kind: SlotKind, got: &str) -> Error {
     Error::invalid(format!("feature '{name}' does not match its slot")).expected(kind).got(got)
 }
 
-fn damaged() -> Error {
-    Error::invalid("TFRecord is not a tf.train.Example")
-}
-
-fn masked_crc(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(MASK)
-}
-
-/// Returns the key and the value of a map entry.
-fn map_entry(entry: &[u8]) -> Result<(&[u8], &[u8])> {
-    let (mut key, mut value): (&[u8], &[u8]) = (&[], &[]);
-    for field in Fields(entry) {
-        match field? {
-            (1, Wire::Bytes(bytes)) => key = bytes,
-            (2, Wire::Bytes(bytes)) => value = bytes,
-            _ => {}
-        }
-    }
-    Ok((key, value))
-}
-
-/// A value in its wire format.
-enum Wire<'a> {
-    Varint(u64),
-    Bytes(&'a [u8]),
-    Fixed32([u8; 4]),
-    Fixed64,
-}
-
-/// Iterator over the fields of a protobuf message: numbers and values.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Iterator for Fields<'a> {
-    type Item = Result<(u64, Wire<'a>)>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let field = field(&mut self.0);
-        if field.is_err() {
-            self.0 = &[];
-        }
-        Some(field)
-    }
-}
-
-fn field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Wire<'a>)> {
-    let tag = varint(rest)?;
-    let wire = match tag & 7 {
-        0 => Wire::Varint(varint(rest)?),
-        1 => {
-            let (_, behind) = rest.split_first_chunk::<8>().ok_or_else(damaged)?;
-            *rest = behind;
-            Wire::Fixed64
-        }
-        2 => {
-            let length = varint(rest)?;
-            let length = usize::try_from(length).ok().filter(|it| *it <= rest.len());
-            let (bytes, behind) = rest.split_at(length.ok_or_else(damaged)?);
-            *rest = behind;
-            Wire::Bytes(bytes)
-        }
-        5 => {
-            let (fixed, behind) = rest.split_first_chunk::<4>().ok_or_else(damaged)?;
-            *rest = behind;
-            Wire::Fixed32(*fixed)
-        }
-        _ => return Err(damaged()),
-    };
-    Ok((tag >> 3, wire))
-}
-
-fn varint(rest: &mut &[u8]) -> Result<u64> {
-    let mut value = 0u64;
-    for (at, byte) in rest.iter().enumerate().take(VARINT_BYTES_MAX) {
-        value |= u64::from(byte & 0x7f) << (7 * at);
-        if byte & 0x80 == 0 {
-            *rest = &rest[at + 1..];
-            return Ok(value);
-        }
-    }
-    Err(damaged())
-}
-
-const EXAMPLE_FEATURES: u64 = 1;
-const FEATURES_ENTRY: u64 = 1;
-const FEATURE_BYTES: u64 = 1;
-const FEATURE_FLOATS: u64 = 2;
-const FEATURE_INTS: u64 = 3;
-const LIST_VALUE: u64 = 1;
-const LENGTH_BYTES: usize = 8;
-const CHECK_BYTES: usize = 4;
-/// Constant that masking adds to a rotated checksum.
-const MASK: u32 = 0xa282_ead8;
-/// 64 bits, seven bits a byte.
-const VARINT_BYTES_MAX: usize = 10;
-/// Large enough for images of a few megapixels, or a hundred million ids.
-const RECORD_BYTES_MAX: u64 = 256 << 20;
+/// Bytes read at once.
 const BUFFER_BYTES: usize = 1 << 18;
 
 #[cfg(test)]
 mod tests {
+    use super::example::{FEATURE_BYTES, FEATURE_FLOATS, FEATURE_INTS, LIST_VALUE};
+    use super::frames::masked_crc;
     use super::*;
     use crate::Slot;
 
@@ -427,10 +239,10 @@ mod tests {
     fn example(features: &[(&str, Vec<u8>)]) -> Vec<u8> {
         let entry = |(name, feature): &(&str, Vec<u8>)| {
             let entry = message(&[(1, name.as_bytes()), (2, feature)]);
-            message(&[(FEATURES_ENTRY, &entry)])
+            message(&[(1, &entry)])
         };
         let entries: Vec<u8> = features.iter().flat_map(entry).collect();
-        message(&[(EXAMPLE_FEATURES, &entries)])
+        message(&[(1, &entries)])
     }
 
     fn frame(data: &[u8]) -> Vec<u8> {
