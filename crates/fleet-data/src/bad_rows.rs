@@ -1,6 +1,6 @@
 //! Rows that cannot be read: how many a pass over some files accepts, and where they are kept.
 
-use crate::lines::Skipped;
+use crate::skipped::Skipped;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result, text};
 use std::collections::HashSet;

@@ -7,8 +7,8 @@
 //! * Source: a list of files ([`Dataset`]), samples addressed by number ([`Samples`]), or user code
 //!   ([`DataLoader`]).
 //! * Parse: a [`RecordFormat`] turns a file into records; [`LineReader`] does so for text, such as
-//!   the [`MultiSlot`] lines that a [`DataGenerator`] writes. [`ColumnFiles`] reads named columns of
-//!   tables in any format.
+//!   the [`MultiSlot`] lines that a [`DataGenerator`] writes. [`ColumnFiles`] reads named columns
+//!   of tables in any format.
 //! * Shuffle: [`InMemoryDataset`] and [`Loader`]; each source of a [`QueueDataset`] reads its files
 //!   in order.
 //! * Batch: a [`Batch`] holds tensors that are filled from slots or by user code.
@@ -40,6 +40,7 @@ mod object_stores;
 mod pipe;
 mod prefetch;
 mod shard;
+mod skipped;
 mod slot;
 mod survey;
 mod tar;
@@ -65,7 +66,7 @@ pub use formats::{Criteo, CriteoHash, Csv, CsvColumn, JsonLines, LibSvm, hash_bu
 pub use formats::{TfRecordReader, TfRecords};
 pub use generator::{DataGenerator, Sample, SampleWriter, Value};
 pub use images::{ImageList, ImageOptions, Images, Pixels, decode_image};
-pub use lines::{LineError, LineFormat, LineReader, OnError, RecordReader, Skipped};
+pub use lines::{LineError, LineFormat, LineReader, RecordReader};
 pub use loader::{Cursor, Loader, LoaderOptions, Samples};
 pub use multislot::{MultiSlot, MultiSlotWriter};
 #[cfg(feature = "object-store")]
@@ -73,5 +74,6 @@ pub use object_stores::ObjectStores;
 pub use pipe::open_piped;
 pub use prefetch::Prefetch;
 pub use shard::shard_range;
+pub use skipped::{OnError, Skipped};
 pub use slot::{Schema, Slot, SlotForm, SlotKind};
 pub use survey::{ColumnSummary, InferredKind, NumberSummary, Survey, SurveyOptions};

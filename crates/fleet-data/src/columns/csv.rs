@@ -5,10 +5,10 @@
 //! other fields (quoted, longer, with blanks, not ASCII, missing) take the slow path, which copies
 //! a field only to remove its quotes. Measured by `data/columns_load`.
 
-use super::ColumnKind;
 use super::cells::Cells;
 use super::format::CsvHeader;
 use super::hash::hash_of_word;
+use super::{ColumnKind, category_hash};
 use crate::block::{Block, Column, Values};
 use crate::lines::{LineError, LineFormat};
 use crate::multislot::{float, integer, load_word};
@@ -170,13 +170,16 @@ impl CsvLines {
         }
     }
 
-    /// Returns the hash of a word of at most seven bytes of ASCII, and the start of the next field.
+    /// Returns the hash of a word of ASCII without quotes and blanks around it, and the start of
+    /// the next field.
     #[inline(always)]
     fn plain_word(&self, text: &[u8], at: usize, length: usize) -> Option<(u64, usize)> {
         let word = load_word(text, at);
         let size = (first_zero_byte(word ^ self.separators)).min(length - at);
-        // Shifting by the bytes after the field removes them; eight bytes do not reach its end.
-        if size == 0 || size >= 8 {
+        if size >= 8 {
+            return self.long_word(text, at, length);
+        }
+        if size == 0 {
             return None;
         }
         let word = word & (u64::MAX >> (64 - 8 * size));
@@ -190,6 +193,27 @@ impl CsvLines {
             return None;
         }
         Some((hash_of_word(word, size), at + size + 1))
+    }
+
+    /// Returns the end of a field without quotes of less than eight bytes.
+    #[inline(always)]
+    fn end_of_short(&self, text: &[u8], at: usize, length: usize) -> Option<usize> {
+        let word = load_word(text, at);
+        let size = first_zero_byte(word ^ self.separators).min(length - at);
+        (size < 8 && word & 0xff != u64::from(b'"')).then_some(at + size)
+    }
+
+    /// Like [`CsvLines::plain_word`], for words of eight bytes or more.
+    #[inline(never)]
+    fn long_word(&self, text: &[u8], at: usize, length: usize) -> Option<(u64, usize)> {
+        let rest = &text[at..length];
+        let word = &rest[..memchr::memchr(self.separator, rest).unwrap_or(rest.len())];
+        let (first, last) = (*word.first()?, *word.last()?);
+        let is_plain = first > b'"' && last > b' ' && word.is_ascii();
+        if !is_plain || self.cells.missing.is_mark(word) || self.cells.observer.is_some() {
+            return None;
+        }
+        Some((category_hash(word), at + word.len() + 1))
     }
 
     /// Reads the field at `at` into a column, and returns the start of the next field.
@@ -249,7 +273,10 @@ impl LineFormat for CsvLines {
                 return Err(self.wrong_count(line, place, at));
             }
             let Some(index) = self.places[place] else {
-                at = self.field(line, at)?.1;
+                at = match self.end_of_short(text, at, line.len()) {
+                    Some(end) => end + 1,
+                    None => self.field(line, at)?.1,
+                };
                 continue;
             };
             let column = &mut block.columns[index];

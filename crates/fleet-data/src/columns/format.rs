@@ -76,6 +76,14 @@ impl DataFormat {
             }
         })
     }
+
+    /// Returns whether two formats differ at most in their settings.
+    pub(crate) fn is_like(&self, other: &DataFormat) -> bool {
+        let is_table =
+            |format: &DataFormat| matches!(format, DataFormat::Csv { .. } | DataFormat::Criteo);
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+            || is_table(self) && is_table(other)
+    }
 }
 
 impl fmt::Display for DataFormat {

@@ -15,6 +15,14 @@ use fleet_base::{Error, Result};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+impl DataFormat {
+    /// Returns the names of a file's columns: from its header or schema, or those in its first
+    /// thousand records if each record names its own fields.
+    pub fn column_names(&self, path: &Path) -> Result<Vec<String>> {
+        column_names(self, &FileSource::default(), path)
+    }
+}
+
 /// Returns the names of a file's columns.
 pub(crate) fn column_names(
     format: &DataFormat,
@@ -67,7 +75,7 @@ fn no_cells() -> Result<Cells> {
     Cells::new([ColumnSpec::category("none")])
 }
 
-/// What has the names.
+/// The lines that have the names.
 enum NamesOf {
     Header(CsvLines),
     Objects,

@@ -15,7 +15,7 @@ use crate::lines::{RecordReader, Skipped};
 use crate::pipe::FileSource;
 use crate::slot::Schema;
 use ::parquet::schema::types::ColumnDescriptor;
-use fleet_base::{Error, Result, text};
+use fleet_base::{Error, Result};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;

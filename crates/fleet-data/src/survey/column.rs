@@ -1,4 +1,4 @@
-//! What one column holds: counts of its values, and the kind that follows from them.
+//! One column: counts of its values, and the kind that follows from them.
 
 use super::distinct::Distinct;
 use crate::category_hash;
@@ -7,7 +7,7 @@ use fleet_base::text;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// What the values of a column seem to be.
+/// The kind that the values of a column seem to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InferredKind {
     /// Numbers, of which some are not integers.
@@ -39,7 +39,7 @@ pub enum InferredKind {
 pub struct ColumnSummary {
     /// Name of the column.
     pub name: String,
-    /// What the values seem to be.
+    /// The kind that the values seem to have.
     pub kind: InferredKind,
     /// Rows without a value.
     pub missing: u64,
@@ -123,6 +123,8 @@ pub(super) struct ColumnStats {
     values: u64,
     /// Counts of the first distinct values.
     counts: HashMap<u64, Counted>,
+    /// Texts of the current block that are not counted yet.
+    seen: HashMap<u64, Counted>,
     /// Whether there were more distinct values than are counted.
     is_full: bool,
     distinct: Distinct,
@@ -139,7 +141,7 @@ struct Counted {
     class: Class,
 }
 
-/// What one text is.
+/// The possible kinds of one text.
 #[derive(Clone, Copy, Debug, Default)]
 struct Class {
     number: Option<f64>,
@@ -165,28 +167,50 @@ struct Separated {
 }
 
 impl ColumnStats {
-    /// Adds a value.
-    pub fn add(&mut self, hash: u64, text: &[u8]) {
+    /// Gets a text that the parser has seen, perhaps in a row that turns out to be bad.
+    pub fn see(&mut self, hash: u64, text: &[u8]) {
+        if !self.counts.contains_key(&hash) && !self.seen.contains_key(&hash) {
+            let short = &text[..text.len().min(TEXT_BYTES_MAX)];
+            let text = String::from_utf8_lossy(short).into();
+            self.seen.insert(hash, Counted { text, count: 0, class: Class::of(short) });
+        }
+    }
+
+    /// Adds a row of these values, whose texts have been seen.
+    pub fn add_row(&mut self, hashes: &[i64]) {
+        self.rows += 1;
+        self.missing += u64::from(hashes.is_empty());
+        self.longest = self.longest.max(hashes.len());
+        hashes.iter().for_each(|hash| self.add(*hash as u64));
+    }
+
+    /// Forgets the texts that are not counted one by one.
+    pub fn end_block(&mut self) {
+        self.seen.clear();
+    }
+
+    fn add(&mut self, hash: u64) {
         self.values += 1;
-        let room = self.counts.len() < COUNTED_MAX;
-        let class = match self.counts.entry(hash) {
-            Entry::Occupied(known) => {
-                let known = known.into_mut();
-                known.count += 1;
-                known.class
-            }
+        let has_room = self.counts.len() < COUNTED_MAX;
+        let counted = match self.counts.entry(hash) {
+            Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(vacant) => {
-                let class = Class::of(text);
                 self.distinct.add(hash);
-                if room {
-                    let short = &text[..text.len().min(TEXT_BYTES_MAX)];
-                    let text = String::from_utf8_lossy(short).into();
-                    vacant.insert(Counted { text, count: 1, class });
+                self.is_full |= !has_room;
+                match has_room {
+                    true => match self.seen.remove(&hash) {
+                        Some(seen) => vacant.insert(seen),
+                        None => return,
+                    },
+                    false => match self.seen.get_mut(&hash) {
+                        Some(seen) => seen,
+                        None => return,
+                    },
                 }
-                self.is_full |= !room;
-                class
             }
         };
+        counted.count += 1;
+        let class = counted.class;
         if let Some(number) = class.number {
             self.numbers.add(number);
         }
@@ -194,16 +218,9 @@ impl ColumnStats {
         self.times += u64::from(class.is_time);
         if class.number.is_none() && !class.is_time {
             for (separator, counts) in SEPARATORS.iter().zip(&mut self.separators) {
-                counts.add(*separator, text);
+                counts.add(*separator, counted.text.as_bytes());
             }
         }
-    }
-
-    /// Ends a row with this number of values.
-    pub fn end_row(&mut self, count: usize) {
-        self.rows += 1;
-        self.missing += u64::from(count == 0);
-        self.longest = self.longest.max(count);
     }
 
     /// Returns the summary of a column in `rows` rows, of which some may be of files without it.
@@ -332,8 +349,7 @@ impl Numbers {
 impl Separated {
     fn add(&mut self, separator: u8, text: &[u8]) {
         let count = memchr::memchr_iter(separator, text).count();
-        // Sentences have commas too; a text of hundreds of pieces is no list of a table.
-        if count > 0 && text.len() <= TEXT_BYTES_MAX {
+        if count > 0 {
             self.texts += 1;
         }
         let distinct = self.distinct.get_or_insert_with(Box::default);
@@ -353,12 +369,11 @@ impl Separated {
     }
 }
 
+/// Returns whether the last word of a name says that the values are ids: `user_id`, `movieId`.
 fn is_id_name(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    ["id", "ids", "code", "zip", "zipcode", "postcode"]
-        .iter()
-        .any(|word| name == *word || name.ends_with(&format!("_{word}")))
-        || name.ends_with("Id")
+    let lower = name.to_ascii_lowercase();
+    let last = lower.rsplit(|char: char| !char.is_ascii_alphanumeric()).next().unwrap_or_default();
+    ID_WORDS.contains(&last) || name.ends_with("Id") || name.ends_with("ID")
 }
 
 fn is_time_name(name: &str) -> bool {
@@ -375,6 +390,8 @@ const TEXT_BYTES_MAX: usize = 200;
 const NUMBERS_PER_TEXT: u64 = 4;
 /// Bytes that may separate the values of a list.
 const SEPARATORS: [u8; 3] = [b'|', b';', b','];
+/// Last words of names of ids.
+const ID_WORDS: [&str; 6] = ["id", "ids", "code", "zip", "zipcode", "postcode"];
 /// Usual marks of missing values.
 const MARKS: [&str; 13] =
     ["?", "NA", "N/A", "n/a", "NULL", "null", "None", "none", "nan", "NaN", "-", "\\N", "#N/A"];

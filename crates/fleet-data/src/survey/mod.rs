@@ -19,9 +19,9 @@ use crate::pipe::FileSource;
 use column::ColumnStats;
 use fleet_base::sync::lock;
 use fleet_base::{Error, Result, text};
+use sniff::format_of;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Settings of a survey.
@@ -64,7 +64,7 @@ impl SurveyOptions {
     }
 }
 
-/// What a survey found.
+/// The findings of a survey.
 #[derive(Clone, Debug)]
 pub struct Survey {
     /// The format of the files.
@@ -79,7 +79,7 @@ pub struct Survey {
     pub columns: Vec<ColumnSummary>,
     /// Texts that seem to stand for missing values, and are not in the list of them.
     pub missing_marks: Vec<String>,
-    /// What is unusual, each as a sentence with its place.
+    /// Unusual facts, each as a sentence with its place.
     pub findings: Vec<String>,
 }
 
@@ -105,14 +105,14 @@ impl Survey {
         };
         let format = match &options.format {
             Some(format) => format.clone(),
-            None => sniff::format_of(first, &options.source())?,
+            None => format_of(first, &options.source())?,
         };
         let mut work = Work::new(format, options);
         let mut failed = None;
         for (at, file) in files.iter().enumerate() {
             let files_left = (files.len() - at) as u64;
             let quota = (options.rows_max.saturating_sub(work.rows)).div_ceil(files_left);
-            if let Err(error) = work.file(file, quota) {
+            if let Err(error) = work.check_name(file).and_then(|()| work.file(file, quota)) {
                 work.findings.push(one_line(&error));
                 failed.get_or_insert(error);
             }
@@ -154,6 +154,20 @@ impl Work<'_> {
         }
     }
 
+    /// Fails if the format was guessed, and the file's name tells another one.
+    fn check_name(&self, path: &Path) -> Result<()> {
+        match DataFormat::of_name(path) {
+            Ok(named) if self.options.format.is_none() && !named.is_like(&self.format) => {
+                Err(Error::invalid("file has another format than the first one")
+                    .expected(&self.format)
+                    .got(named)
+                    .help("look at files of one format at a time")
+                    .at(path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Reads up to `quota` rows of a file.
     fn file(&mut self, path: &Path, quota: u64) -> Result<()> {
         let names = column_names(&self.format, &self.options.source(), path)?;
@@ -176,9 +190,9 @@ impl Work<'_> {
         }
         let places: Vec<usize> = unique.iter().map(|name| self.place(name)).collect();
         let stats = places.iter().map(|at| std::mem::take(&mut self.stats[*at])).collect();
-        let seen = Arc::new(Observed { stats: Mutex::new(stats), is_over: AtomicBool::new(false) });
+        let seen = Arc::new(Observed(Mutex::new(stats)));
         let outcome = self.read(path, &unique, quota, &seen);
-        let stats = std::mem::take(&mut *lock(&seen.stats));
+        let stats = std::mem::take(&mut *lock(&seen.0));
         for (at, stats) in places.into_iter().zip(stats) {
             self.stats[at] = stats;
         }
@@ -208,7 +222,6 @@ impl Work<'_> {
         let outcome = loop {
             block.clear();
             // One row more shows whether the file ends here.
-            seen.is_over.store(left == 0, Ordering::Relaxed);
             let count = reader.read(left.clamp(1, BLOCK_ROWS) as usize, &mut block);
             let count = match count {
                 Ok(count) if left == 0 => {
@@ -219,10 +232,11 @@ impl Work<'_> {
                 Ok(count) => count as u64,
                 Err(error) => break Err(error),
             };
-            let stats = &mut *lock(&seen.stats);
+            let stats = &mut *lock(&seen.0);
             for (index, stats) in stats.iter_mut().enumerate() {
-                (0..block.len())
-                    .for_each(|row| stats.end_row(block.column(index).range(row).len()));
+                let column = block.column(index);
+                (0..block.len()).for_each(|row| stats.add_row(column.ids(row).unwrap_or_default()));
+                stats.end_block();
             }
             self.rows += count;
             left -= count;
@@ -312,18 +326,12 @@ impl Work<'_> {
 }
 
 /// The columns of the file that is being read.
-struct Observed {
-    stats: Mutex<Vec<ColumnStats>>,
-    /// Whether the rows to come are not part of the survey.
-    is_over: AtomicBool,
-}
+struct Observed(Mutex<Vec<ColumnStats>>);
 
 impl TextObserver for Observed {
     fn observe(&self, column: usize, hash: u64, text: &[u8]) {
-        if !self.is_over.load(Ordering::Relaxed)
-            && let Some(stats) = lock(&self.stats).get_mut(column)
-        {
-            stats.add(hash, text);
+        if let Some(stats) = lock(&self.0).get_mut(column) {
+            stats.see(hash, text);
         }
     }
 }

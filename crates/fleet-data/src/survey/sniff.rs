@@ -7,6 +7,26 @@ use fleet_base::{Error, Result};
 use std::io::Read;
 use std::path::Path;
 
+impl DataFormat {
+    /// Returns the format of a file, from its name and its first bytes, which also tell the
+    /// separator of CSV files and whether they have a header.
+    ///
+    /// ```
+    /// use fleet_data::{CsvHeader, DataFormat};
+    /// let path = std::env::temp_dir().join(format!("format-{}.csv", std::process::id()));
+    /// std::fs::write(&path, "age;city\n30;Paris\n").unwrap();
+    /// let format = DataFormat::of_file(&path)?;
+    /// let header = CsvHeader::FirstLine;
+    /// assert_eq!(format, DataFormat::Csv { separator: b';', header });
+    /// assert_eq!(format.column_names(&path)?, ["age", "city"]);
+    /// # std::fs::remove_file(&path).unwrap();
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn of_file(path: &Path) -> Result<DataFormat> {
+        format_of(path, &FileSource::default())
+    }
+}
+
 /// Returns the format of a file. The name decides, except for the separator of CSV files; the first
 /// bytes decide if the name says nothing.
 pub(super) fn format_of(path: &Path, source: &FileSource) -> Result<DataFormat> {

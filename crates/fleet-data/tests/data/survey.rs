@@ -103,6 +103,10 @@ fn unusual_files_are_named() {
     assert!(twice.findings[0].contains("2 columns without a name or with the name of another"));
     assert_eq!(twice.columns.len(), 1);
 
+    let mixed = survey(&[("a.csv", "x\n1\n"), ("a.jsonl", "{}")], &SurveyOptions::default());
+    let mixed = mixed.unwrap().findings;
+    assert!(mixed[0].starts_with("file has another format than the first one: expected CSV"));
+
     let error = |name, text| survey(&[(name, text)], &SurveyOptions::default()).unwrap_err();
     assert!(error("c.csv", "").to_string().contains("file is empty"));
     assert!(error("f.xlsx", "PK").to_string().contains("file name does not tell the format"));

@@ -13,7 +13,7 @@ use ::parquet::schema::types::ColumnDescriptor;
 use fleet_base::{Error, Result};
 use std::ops::Range;
 
-/// What the stored values of a column mean.
+/// Meaning of the stored values of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// Numbers, booleans or text.

@@ -1,6 +1,7 @@
 //! Parquet files, their columns and their records: local ones, and objects in stores, of which the
 //! encoded columns of one row group are in memory at a time.
 
+use super::errors::{catch_panic, damaged, unreadable};
 #[cfg(feature = "object-store")]
 use super::object;
 use crate::files::{is_url, object_name_error};
@@ -12,7 +13,6 @@ use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{ChunkReader, FileReader, SerializedFileReader};
 use ::parquet::schema::types::ColumnDescriptor;
 use fleet_base::{Error, Result};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -192,27 +192,6 @@ pub(crate) fn read_records<T: DataType>(
 fn parsed<R: ChunkReader + 'static>(from: R, path: &Path) -> Result<SerializedFileReader<R>> {
     let parsed = catch_panic(|| SerializedFileReader::new(from).map_err(unreadable));
     parsed.map_err(|error| error.at(path.display()))
-}
-
-pub(crate) fn unreadable(error: ParquetError) -> Error {
-    match error {
-        // An error of this crate, passed through the parquet crate.
-        ParquetError::External(ours) if ours.is::<Error>() => {
-            ours.downcast().map_or_else(|_| damaged(), |ours| *ours)
-        }
-        error => Error::invalid(format!("cannot read the Parquet file: {error}")),
-    }
-}
-
-/// Catches panics of the parquet crate, which asserts some of what a file claims about itself. A
-/// bad file must not cause a panic.
-pub(crate) fn catch_panic<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let broken = |_| Error::invalid("Parquet file is damaged: its metadata is inconsistent");
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(broken(panic)))
-}
-
-pub(super) fn damaged() -> Error {
-    Error::invalid("Parquet file is damaged: invalid footer")
 }
 
 /// Records that are decoded at once; the columns of a click log then take a megabyte.

@@ -2,7 +2,7 @@
 //! downloaded when the file is opened. The needed columns of each row group are downloaded before
 //! they are read.
 
-use super::file::damaged;
+use super::errors::damaged;
 use crate::object_stores::{ObjectParts, ObjectStores};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{ChunkReader, Length};

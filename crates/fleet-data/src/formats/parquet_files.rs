@@ -1,6 +1,7 @@
 //! Parquet files, in the feature `parquet`. Each slot takes a column of numbers or text, or of
 //! lists of them. Columns without a slot are not read.
 
+mod errors;
 mod file;
 #[cfg(feature = "object-store")]
 mod object;
@@ -15,7 +16,8 @@ use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use ::parquet::data_type::{ByteArray, DataType};
 use ::parquet::errors::ParquetError;
 use ::parquet::schema::types::ColumnDescriptor;
-pub(crate) use file::{Chunks, Origin, catch_panic, read_records, unreadable};
+pub(crate) use errors::{catch_panic, unreadable};
+pub(crate) use file::{Chunks, Origin, read_records};
 use fleet_base::{Error, Result, text};
 use std::ops::Range;
 use std::path::Path;
