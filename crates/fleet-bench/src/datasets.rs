@@ -2,7 +2,9 @@
 //! batches for a program. The peers are Paddle's dataset, and polars for tables.
 
 use crate::measure::{Options, print_rates};
-use fleet::data::{Csv, CsvColumn, DatasetOptions, InMemoryDataset, TextFiles};
+use fleet::data::{
+    ColumnFiles, ColumnSpec, Csv, CsvColumn, DataFormat, DatasetOptions, InMemoryDataset, TextFiles,
+};
 use fleet::prelude::*;
 use fleet::{DatasetRun, feed_layout};
 use fleet_synth::{CtrConfig, Made, Make, MakeFormat, MakeKind};
@@ -26,6 +28,18 @@ pub fn csv_load(options: &Options) -> Result<()> {
         let ids = ids.map(|name| (name.clone(), CsvColumn::Id(name)));
         let files = TextFiles::lines(Csv::new(dense.chain(ids))?.with_header());
         let base = DatasetOptions::new(files)?;
+        let dataset = InMemoryDataset::new(DatasetOptions { threads: options.threads, ..base })?;
+        load_again(dataset, made, rates)
+    })
+}
+
+/// Loads the same table by the names of its columns, with hashed ids: bytes per second.
+pub fn columns_load(options: &Options) -> Result<()> {
+    in_folder(options, "MB/s", MakeFormat::Csv, |made, rates| {
+        let dense = (0..13).map(|at| ColumnSpec::number(format!("dense_input_{at}")));
+        let ids = (1..=26).map(|slot| ColumnSpec::category(format!("C{slot}")));
+        let columns = dense.chain(ids).chain([ColumnSpec::number("label")]);
+        let base = DatasetOptions::new(ColumnFiles::new(DataFormat::csv(), columns)?)?;
         let dataset = InMemoryDataset::new(DatasetOptions { threads: options.threads, ..base })?;
         load_again(dataset, made, rates)
     })

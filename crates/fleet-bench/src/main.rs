@@ -42,6 +42,7 @@ fn main() -> ExitCode {
             "data/shuffle" => datasets::shuffle(&options),
             "data/batches" => datasets::batches(&options),
             "data/csv_load" => datasets::csv_load(&options),
+            "data/columns_load" => datasets::columns_load(&options),
             "data/images_vs_compute" => images::images_vs_compute(&options),
             "ps/table_pull_rows_per_core_1e7" => ps_table::pull(&options),
             "ps/table_push_rows_per_core_5e6" => ps_table::push(&options),

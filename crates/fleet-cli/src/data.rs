@@ -1,9 +1,13 @@
-//! `fleet data make`: generated data sets as files.
+//! `fleet data make`: generated data sets as files. `fleet data show`, which looks at files, is in
+//! `data/show.rs`.
+
+mod show;
 
 use clap::{Args, Subcommand, ValueEnum};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, text};
 use fleet_synth::{BlobsConfig, CtrConfig, Make, MakeFormat, MakeKind, TextConfig};
+use fleet_topology::Env;
 use std::path::PathBuf;
 
 #[derive(Subcommand)]
@@ -11,6 +15,9 @@ pub enum DataCommand {
     /// Write a generated data set, deterministic for given settings, and print the best possible
     /// score
     Make(MakeArgs),
+    /// Show what files with columns hold: names, kinds and values of the columns, and what is
+    /// unusual
+    Show(show::ShowArgs),
 }
 
 #[derive(Args)]
@@ -77,8 +84,14 @@ enum Size {
     Large,
 }
 
-pub fn run(command: &DataCommand, out: &mut Output) -> Result<(), ExitReason> {
-    let DataCommand::Make(args) = command;
+pub fn run(command: &DataCommand, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
+    match command {
+        DataCommand::Make(args) => make(args, out),
+        DataCommand::Show(args) => show::run(args, env, out),
+    }
+}
+
+fn make(args: &MakeArgs, out: &mut Output) -> Result<(), ExitReason> {
     let make = Make {
         kind: kind(args)?,
         format: match args.format {

@@ -79,7 +79,7 @@ fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitRea
         Command::Tools(command) => command.run(&Models::default(), env, out),
         Command::New(args) => new::run(&args, out),
         Command::Demo(args) => fleet_demo::run(&args, &alone()?, out),
-        Command::Data(command) => data::run(&command, out),
+        Command::Data(command) => data::run(&command, env, out),
         Command::Export(args) => export::run(&args, out),
         Command::Checkpoint(command) => checkpoint::run(&command, out),
         Command::Durable(command) => durable::run(&command, out),

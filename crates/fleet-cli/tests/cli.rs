@@ -405,6 +405,18 @@ fn a_reader_may_leave() {
 }
 
 #[test]
+fn files_are_shown_as_tables() {
+    check("data-show", &["data", "show", "people.csv"]);
+    check("data-show-missing", &["data", "show", "peop*.csv", "--missing", "?", "--rows", "20"]);
+    check("data-show-no-file", &["data", "show", "nobody-*.csv"]);
+    check("data-show-unknown", &["data", "show", "diary.txt"]);
+    check(
+        "data-show-conflict",
+        &["data", "show", "people.csv", "--format", "jsonl", "--no-header"],
+    );
+}
+
+#[test]
 fn data_sets_are_made() {
     let folder = scratch("clicks");
     let _ = std::fs::remove_dir_all(&folder);

@@ -161,6 +161,7 @@ pub const BENCHES: &[Bench] = &[
         peers: &[peer("polars", "polars/tables.py")],
         target: None,
     },
+    Bench { name: "data/columns_load", unit: "MB/s", peers: &[], target: None },
     Bench { name: "data/images_vs_compute", unit: "%", peers: &[], target: Some(90.0) },
     comm("comm/allreduce_2x4KB"),
     comm("comm/allreduce_2x1MB"),
