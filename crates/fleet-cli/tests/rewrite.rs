@@ -58,6 +58,43 @@ fn resnet_50_at_1024_ranks() {
     check("resnet50", &args);
 }
 
+/// Layouts of a training, compared for given speeds.
+#[test]
+fn layouts_are_planned() {
+    let speeds = ["--flops", "100Gflop/s", "--memory-bandwidth", "10GB/s"];
+    let plan = |program: &'static str, more: &[&'static str]| {
+        [&["plan", program], &speeds[..], more].concat()
+    };
+    check("plan", &plan("net.fleet", &["--ranks", "4", "--bandwidth", "1GB/s", "--batch", "64"]));
+    let far = ["--ranks", "4", "--ranks-per-node", "2", "--memory", "4MiB", "--batch", "256"];
+    check("plan-memory", &plan("model:lenet", &far));
+    let tight = ["--ranks", "2", "--memory", "1kB", "--bandwidth", "1GB/s"];
+    check("plan-nothing-fits", &plan("model:lenet", &tight));
+    check("plan-units", &plan("net.fleet", &["--ranks", "4", "--bandwidth", "10"]));
+    check("plan-layout", &plan("net.fleet", &["--ranks", "2", "--strategy", "auto.prototxt"]));
+}
+
+/// The strategy of the best layout is one that a job takes.
+#[test]
+fn the_planned_strategy_can_be_used() {
+    let file = std::env::temp_dir().join(format!("fleet-plan-{}.toml", std::process::id()));
+    let path = file.to_str().expect("a name in UTF-8");
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fleet"));
+        let output = command.args(args).output().expect("the tool can be started");
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert!(output.status.success(), "{text}");
+        text
+    };
+    let speeds = ["--flops", "1Gflop/s", "--memory-bandwidth", "1GB/s", "--bandwidth", "1GB/s"];
+    let job = ["plan", "model:lenet", "--ranks", "2", "--memory", "2MiB", "-o", path];
+    let planned = run(&[&job[..], &speeds].concat());
+    assert!(planned.contains("best: pp 2, "), "{planned}");
+    let rewritten = run(&["rewrite", "model:lenet", "--ranks", "2", "--cost", "--strategy", path]);
+    assert!(rewritten.contains("chain: Pipeline -> momentum"), "{rewritten}");
+    std::fs::remove_file(&file).expect("the strategy was written");
+}
+
 /// `auto` and unsupported strategies, explained for a cluster.
 #[test]
 fn strategies_are_explained() {

@@ -213,6 +213,7 @@ impl Demo {
         (strategy, source): (&DistributedStrategy, Option<&StrategySource>),
     ) -> DistributedOptimizer<'f> {
         let distributed = fleet.distributed_optimizer(optimizer, strategy);
+        let distributed = distributed.global_batch(self.batch);
         let distributed =
             source.cloned().into_iter().fold(distributed, |it, source| it.read_from(source));
         self.rows.iter().fold(distributed, |it, rows| it.rows(rows.clone()))

@@ -2,7 +2,7 @@
 
 use crate::bind::{Binding, Block};
 use crate::lanes::{Lanes, RunContext};
-use crate::plan::{Plan, PlanRequest, PlanSummary, ScopeVar, StepKind};
+use crate::plan::{Outline, Plan, PlanRequest, PlanSummary, ScopeVar, StepKind};
 use crate::spill::FileSpill;
 use crate::trace::{Times, Trace};
 use crate::{Device, ExecOptions, Scope};
@@ -15,6 +15,7 @@ use fleet_tensor::{Buffer, DType, Layout, Shape, Tensor};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Plans programs and runs the plans.
 ///
@@ -185,6 +186,36 @@ impl Executor {
         Ok(self.make_plan(program, scope, feed, fetch)?.plan.summary)
     }
 
+    /// Plans without running, and returns the work of each step and what it waits for.
+    ///
+    /// ```
+    /// use fleet_exec::{Device, ExecOptions, Executor, Scope};
+    /// use fleet_ir::Program;
+    /// use fleet_ops::Registry;
+    /// use fleet_tensor::DType;
+    /// let text = "fleet program 1
+    /// block0 {
+    ///   %x: f32[-1, 2] data
+    ///   %y: f32[-1, 2]
+    ///   (Out: %y) = relu(X: %x)
+    /// }";
+    /// let program = Program::parse(text, Registry::standard())?;
+    /// let feed = [("x", DType::F32, [1000, 2].into())];
+    /// let options = ExecOptions { device: Device::Null, ..ExecOptions::threads(1) };
+    /// let outline = Executor::new(options).outline(&program, &Scope::new(), &feed, &["y"])?;
+    /// assert_eq!((outline.steps[0].op.as_str(), outline.steps[0].cost.flops), ("relu", 2000.0));
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn outline(
+        &self,
+        program: &Program,
+        scope: &Scope,
+        feed: &[(&str, DType, Shape)],
+        fetch: &[&str],
+    ) -> Result<Outline> {
+        Ok(self.plan_for(program, scope, feed, fetch, true)?.0.outline())
+    }
+
     /// Returns the program as planned, after the executor's rewrites.
     pub fn planned_program(
         &mut self,
@@ -194,6 +225,12 @@ impl Executor {
         fetch: &[&str],
     ) -> Result<Program> {
         Ok(self.make_plan(program, scope, feed, fetch)?.plan.program)
+    }
+
+    /// Returns how long the compute lane has waited for messages of other ranks, as the stages of a
+    /// pipeline send them, over all runs. After its last op, it waits for the other lanes.
+    pub fn message_wait(&self) -> Duration {
+        self.lanes.message_wait()
     }
 
     /// Returns the number of cached plans.
@@ -254,6 +291,21 @@ impl Executor {
         feed: &[(&str, DType, Shape)],
         fetch: &[&str],
     ) -> Result<Planned> {
+        let (plan, order) = self.plan_for(program, scope, feed, fetch, false)?;
+        let times = self.options.profile.then(|| Times::new(plan.steps.len()));
+        let (binding, separate, last_run) = (Binding::default(), Vec::new(), self.runs);
+        Ok(Planned { plan, binding, separate, order, last_run, times, last_begin: 0 })
+    }
+
+    /// Returns a plan, and by fed tensor of the plan its position in the feeds.
+    fn plan_for(
+        &self,
+        program: &Program,
+        scope: &Scope,
+        feed: &[(&str, DType, Shape)],
+        fetch: &[&str],
+        counts_scratch: bool,
+    ) -> Result<(Plan, Vec<usize>)> {
         let fetches: Vec<VarId> =
             fetch.iter().map(|name| find_fetch(program, name)).collect::<Result<_>>()?;
         let feeds: Vec<(VarId, Meta)> =
@@ -274,6 +326,7 @@ impl Executor {
             scope_meta: &|name| scope.meta(name),
             options: &self.options,
             services: &self.services,
+            counts_scratch,
         })?;
         self.check_memory(&plan, scope)?;
         let order = plan
@@ -286,9 +339,7 @@ impl Executor {
                 })
             })
             .collect::<Result<_>>()?;
-        let times = self.options.profile.then(|| Times::new(plan.steps.len()));
-        let (binding, separate, last_run) = (Binding::default(), Vec::new(), self.runs);
-        Ok(Planned { plan, binding, separate, order, last_run, times, last_begin: 0 })
+        Ok((plan, order))
     }
 
     /// Checks that the variables of a plan fit into the memory that the options grant.

@@ -13,9 +13,10 @@ use fleet_kernels::pool::Pool;
 use fleet_ops::{KernelCtx, Services};
 use fleet_tensor::{DType, View};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Number of polls before a waiting lane sleeps.
 const SPINS_BEFORE_SLEEP: u32 = 2000;
@@ -40,6 +41,8 @@ pub(crate) struct Progress {
     error: Mutex<Option<Error>>,
     sleep: Mutex<()>,
     wake: Condvar,
+    /// Time that the compute lane has waited for messages, over all runs.
+    message_wait_ns: AtomicU64,
 }
 
 impl Progress {
@@ -50,6 +53,10 @@ impl Progress {
         self.done.iter().for_each(|done| done.store(0, SeqCst));
         self.failed.store(false, SeqCst);
         *lock(&self.error) = None;
+    }
+
+    fn add_message_wait(&self, waited: Duration) {
+        self.message_wait_ns.fetch_add(waited.as_nanos() as u64, Relaxed);
     }
 
     fn finish_step(&self, lane: usize) {
@@ -127,6 +134,11 @@ pub(crate) struct RunContext<'a> {
 }
 
 impl Lanes {
+    /// Returns how long the compute lane has waited for messages, over all runs.
+    pub fn message_wait(&self) -> Duration {
+        Duration::from_nanos(self.progress.message_wait_ns.load(Relaxed))
+    }
+
     /// Runs the plan once. Returns when every lane has finished or stopped.
     pub fn run(&mut self, plan: &Plan, binding: &Binding, context: RunContext<'_>) -> Result<()> {
         self.progress.reset(plan.lanes.len());
@@ -142,8 +154,13 @@ impl Lanes {
             side.slot.put(Work::Run(address, index + 1));
         }
         run.run_lane(0, pool);
+        let begin = Instant::now();
         for side in sides {
             side.slot.wait_idle();
+        }
+        // A stage that has computed its part waits here for the others.
+        if plan.lanes.iter().any(|lane| lane.passes_messages) {
+            progress.add_message_wait(begin.elapsed());
         }
         match lock(&progress.error).take() {
             Some(error) => Err(error),
@@ -237,7 +254,7 @@ impl Run<'_> {
         while next < steps.len() {
             let at = steps[next];
             let step = &self.plan.steps[at];
-            if !step.waits.iter().all(|(other, count)| self.progress.wait(*other, *count)) {
+            if !step.waits.iter().all(|(other, count)| self.wait(lane, *other, *count)) {
                 return Ok(());
             }
             next += 1;
@@ -255,6 +272,17 @@ impl Run<'_> {
             self.progress.finish_step(lane);
         }
         Ok(())
+    }
+
+    /// Waits until another lane has finished `count` steps. Returns false if the run fails first.
+    fn wait(&self, lane: usize, other: usize, count: usize) -> bool {
+        if lane != 0 || !self.plan.lanes[other].passes_messages {
+            return self.progress.wait(other, count);
+        }
+        let begin = Instant::now();
+        let is_ready = self.progress.wait(other, count);
+        self.progress.add_message_wait(begin.elapsed());
+        is_ready
     }
 
     fn run_step(&self, at: usize, step: &Step, instr: &Instr, pool: &Pool) -> Result<()> {

@@ -30,6 +30,6 @@ mod trace;
 pub use executor::Executor;
 pub use interpreter::Interpreter;
 pub use options::{Device, ExecOptions, Memory};
-pub use plan::PlanSummary;
+pub use plan::{Outline, OutlineCall, OutlineStep, PlanSummary};
 pub use scope::Scope;
 pub use trace::{Shares, Span, Trace};

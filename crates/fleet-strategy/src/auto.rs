@@ -9,6 +9,9 @@
 //! time. Communication that overlaps the backward pass is free up to the length of that pass. All
 //! choices compare these two times.
 //!
+//! If a search over layouts was made for the job ([`ChosenLayout`](crate::ChosenLayout)), its
+//! layout is used. The choices above apply if that is data parallelism.
+//!
 //! With parameter servers, it chooses between async and GEO.
 
 use crate::decision::{Decision, Verdict};
@@ -66,6 +69,13 @@ pub fn effective<'a>(
     (Effective::chosen(chosen), Some(decision(Verdict::Applied, reasons.join("\n"))))
 }
 
+/// Returns whether `auto` chooses the settings: it is on, and nothing else is assigned.
+pub fn chooses(written: &DistributedStrategy) -> bool {
+    let mut rest = written.clone();
+    rest.auto = None;
+    written.auto() && rest.is_empty()
+}
+
 /// Reports `auto` beside other assigned fields, where it has no effect.
 pub fn without_effect(written: &DistributedStrategy) -> Option<Problem> {
     let assigned = |field: &&Field| written.slot(field.number).count() > 0;
@@ -87,6 +97,9 @@ fn choose(facts: &Facts<'_>) -> (DistributedStrategy, Vec<String>) {
     if ranks.count == 1 {
         return (strategy, vec!["one rank: nothing to choose".into()]);
     }
+    if let Some(layout) = facts.layout.filter(|layout| !layout.strategy.is_empty()) {
+        return (layout.strategy.clone(), layout.reasons.clone());
+    }
     let batch = Batch::of(facts);
     let work = work(facts, batch.size);
     let gradients = gradients(facts, batch.size);
@@ -94,7 +107,8 @@ fn choose(facts: &Facts<'_>) -> (DistributedStrategy, Vec<String>) {
     let bandwidth = rates.network(ranks);
     let transfer = 2.0 * gradients.bytes * share / bandwidth;
     let overlap = work.seconds * BACKWARD_SHARE;
-    let mut reasons = vec![
+    let mut reasons = facts.layout.map_or(Vec::new(), |layout| layout.reasons.clone());
+    reasons.extend([
         format!(
             "{} parameters; a step of {batch} is {}flop and {} of memory traffic per rank, about \
              {} at {}flop/s and {}B/s ({})",
@@ -119,7 +133,7 @@ fn choose(facts: &Facts<'_>) -> (DistributedStrategy, Vec<String>) {
             text::count(bandwidth),
             duration(overlap)
         ),
-    ];
+    ]);
     two_levels(facts, &mut strategy, &mut reasons);
     if transfer > overlap {
         strategy.set_fp16_allreduce(true);
@@ -323,7 +337,7 @@ fn sized(program: &Program, var: VarId, batch: usize) -> Meta {
 }
 
 /// Formats a time, for example `3.2 ms`.
-fn duration(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     match seconds {
         s if s >= 1.0 => format!("{s:.1} s"),
         s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),

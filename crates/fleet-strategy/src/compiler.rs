@@ -122,14 +122,15 @@ pub(crate) fn minimize_from<'s>(
     on: impl Into<Cluster>,
 ) -> Result<Plan> {
     let written: Written<'_> = strategy.into();
-    let Cluster { ranks, rates } = on.into();
+    let Cluster { ranks, rates, layout } = on.into();
     ranks.check()?;
     if let Start::Loss(loss) = start {
         // Checked before any pass renames the loss.
         fleet_passes::check_loss(&programs.main, loss)?;
     }
-    let (ranks_of, rates) = (&ranks, &rates);
-    let facts = Facts { optimizer, ranks: ranks_of, rates, program: &programs.main, servers: None };
+    let (ranks_of, rates, layout) = (&ranks, &rates, layout.as_ref());
+    let (program, servers) = (&programs.main, None);
+    let facts = Facts { optimizer, ranks: ranks_of, rates, layout, program, servers };
     let report = decide(written, &facts);
     report.refuse()?;
     let job = new_job(programs, registry, start, optimizer, &report.strategy, ranks);

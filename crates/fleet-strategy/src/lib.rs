@@ -41,5 +41,5 @@ pub use options::build_options;
 pub use owners::owners;
 pub use pipeline::StageInfo;
 pub use ranks::{Ranks, RingSpec};
-pub use rates::{BATCH_ASSUMED, Cluster, Origin, Rates};
+pub use rates::{BATCH_ASSUMED, ChosenLayout, Cluster, Origin, Rates};
 pub use report::{Report, decide};

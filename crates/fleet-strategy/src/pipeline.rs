@@ -30,8 +30,19 @@ pub struct StageInfo {
     pub copies: usize,
     /// Number of micro-batches in a batch.
     pub micro_batches: usize,
+    /// Number of parts of the program that each stage runs.
+    pub virtual_stages: usize,
     /// Variables that other stages have, with one of these stages.
     pub elsewhere: HashMap<String, usize>,
+}
+
+impl StageInfo {
+    /// Returns the share of a step in which a stage waits, if all parts take the same time:
+    /// `(S - 1) / (v M + S - 1)`.
+    pub fn bubble(&self) -> f64 {
+        let (stages, parts) = (self.count.max(1), self.count * self.virtual_stages);
+        Size { stages, parts, micros: self.micro_batches }.bubble()
+    }
 }
 
 /// How the ranks of a job form pipelines.
@@ -80,7 +91,7 @@ impl Size {
     /// Returns the share of a step in which a stage waits, if all parts take the same time.
     pub fn bubble(&self) -> f64 {
         let waits = (self.stages - 1) as f64;
-        waits / ((self.virtual_stages() * self.micros) as f64 + waits)
+        waits / ((self.virtual_stages() * self.micros) as f64 + waits).max(1.0)
     }
 }
 

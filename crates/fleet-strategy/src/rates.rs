@@ -1,6 +1,8 @@
-//! Speeds of a job's machines, used by [`auto`](crate::auto).
+//! Speeds of a job's machines, and the layout that was planned for them, used by
+//! [`auto`](crate::auto).
 
 use crate::ranks::Ranks;
+use fleet_config::DistributedStrategy;
 
 /// Speeds of a rank. The defaults assume a few CPU cores and ten-gigabit Ethernet.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,17 +58,28 @@ impl Rates {
     }
 }
 
-/// The ranks of a job, and the speeds of their machines.
+/// The layout that a search over predicted steps has chosen for a job.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChosenLayout {
+    /// The strategy of the layout; empty for data parallelism.
+    pub strategy: DistributedStrategy,
+    /// The reasons, a line each.
+    pub reasons: Vec<String>,
+}
+
+/// The ranks of a job, and what is known of their machines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
     /// The position of this process among the ranks.
     pub ranks: Ranks,
     /// The speeds of the machines.
     pub rates: Rates,
+    /// The layout for `auto`. Without one, it chooses data parallelism.
+    pub layout: Option<ChosenLayout>,
 }
 
 impl From<Ranks> for Cluster {
     fn from(ranks: Ranks) -> Cluster {
-        Cluster { ranks, rates: Rates::default() }
+        Cluster { ranks, rates: Rates::default(), layout: None }
     }
 }

@@ -38,7 +38,8 @@ pub struct Report<'a> {
 /// let (program, optimizer) = (net.build()?.main, Adam::new(0.1).into());
 /// let (ranks, rates) = (Ranks::new(0, 8), Rates::default());
 /// let (optimizer, program) = (&optimizer, &program);
-/// let facts = Facts { optimizer, ranks: &ranks, rates: &rates, program, servers: None };
+/// let (ranks, rates, servers, layout) = (&ranks, &rates, None, None);
+/// let facts = Facts { optimizer, ranks, rates, program, servers, layout };
 /// let strategy = DistributedStrategy::new().with_localsgd(true).with_nccl_comm_num(2);
 /// let report = decide(&strategy, &facts);
 /// let localsgd = report.outcomes.iter().find(|it| it.path == "localsgd").unwrap();

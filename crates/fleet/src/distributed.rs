@@ -2,6 +2,8 @@
 
 use crate::agree::{self, NetworkText, WholeRings};
 use crate::options::options_of_worker;
+use crate::planner::Prediction;
+use crate::step_clock::StepClock;
 use crate::{Fleet, Session, exec_options};
 use fleet_base::Result;
 use fleet_exec::{ExecOptions, Executor};
@@ -29,6 +31,8 @@ pub struct Distributed {
     /// The strategy as it is in effect, with the choices of `auto`.
     pub strategy: DistributedStrategy,
     pub(crate) network: NetworkText,
+    /// The predicted step, if the layout was planned.
+    pub(crate) prediction: Option<Prediction>,
 }
 
 impl Fleet {
@@ -43,6 +47,7 @@ impl Fleet {
         job: &Distributed,
         options: ExecOptions,
     ) -> Result<Session> {
+        let clock = StepClock::new(job.prediction, job.plan.stage.as_ref());
         let options = self.on_own_cores(exec_options(&job.strategy, options))?;
         let options = options_of_worker(options, self.worker_index());
         self.print_in_force(&job.strategy, &options);
@@ -57,7 +62,8 @@ impl Fleet {
         let services = connection.map(|connection| connection.services(&job.plan.rings));
         let executor = executor.services(services.transpose()?.unwrap_or_else(Services::none));
         let session = Session::with_executor(programs, executor)?;
-        let session = session.with_plan(&job.plan)?;
+        let session = session.with_plan(&job.plan)?.with_clock(clock.clone());
+        self.watch(clock);
         let Some(connection) = connection else { return Ok(session) };
         let attempt = self.topology().job().attempt();
         let peers = connection.add_session(session.step_count(), &attempt, rings);

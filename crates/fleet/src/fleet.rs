@@ -13,6 +13,7 @@ use crate::hadoop;
 use crate::job_store::JobStore;
 use crate::membership;
 use crate::report::Reporter;
+use crate::step_clock::StepClock;
 use crate::{CheckpointPolicy, Checkpoints, CommWorld};
 use fleet_base::output::note;
 use fleet_base::sync::lock;
@@ -58,6 +59,8 @@ pub struct Fleet {
     /// Ends after the links, which need it.
     store: JobStore,
     reporter: Reporter,
+    /// The clocks of sessions whose steps are reported at the end.
+    clocks: Mutex<Vec<StepClock>>,
 }
 
 /// Connection to the members of a group, made on first use.
@@ -170,14 +173,15 @@ impl Fleet {
         let (env, reporter) = (env.clone(), Reporter::new(&topology));
         let (servers, all) = (Link::default(), Link::default());
         let store = JobStore::new(hadoop::temporary(Some(&env)));
+        let clocks = Mutex::default();
         if membership::started_by_mpi(&topology) {
             let (topology, world, membership) = membership::start_mpi(topology)?;
             let connection = Connection::over(world, &topology, membership, reporter.clone());
             let workers = Link { connection: OnceLock::from(connection?), ..Link::default() };
-            return Ok(Fleet { topology, env, workers, servers, all, store, reporter });
+            return Ok(Fleet { topology, env, workers, servers, all, store, reporter, clocks });
         }
         let workers = Link::default();
-        let fleet = Fleet { topology, env, workers, servers, all, store, reporter };
+        let fleet = Fleet { topology, env, workers, servers, all, store, reporter, clocks };
         if fleet.is_first_worker() {
             note_unused(&fleet.env);
         }
@@ -374,10 +378,26 @@ impl Fleet {
         }
     }
 
+    /// Reports the steps of a session at the end of the job.
+    pub(crate) fn watch(&self, clock: StepClock) {
+        if clock.is_watched() {
+            lock(&self.clocks).push(clock);
+        }
+    }
+
+    /// Prints the reports on this rank's steps that were not printed before.
+    fn report_steps(&self) {
+        for clock in std::mem::take(&mut *lock(&self.clocks)) {
+            let measured: Vec<_> = clock.measured().into_iter().collect();
+            clock.report(self.worker_index(), &measured).iter().for_each(note);
+        }
+    }
+
     /// Announces that this rank has finished, waits until all ranks have, and leaves. The other
     /// ranks get an error if a rank ends without this call, calls it while others still train, or
     /// has made another number of steps.
     pub fn finish(&self) -> Result<()> {
+        self.report_steps();
         let Some(connection) = self.connection().filter(|connection| !connection.has_ended())
         else {
             return Ok(());

@@ -52,6 +52,8 @@ mod numbers;
 mod onnx;
 mod optimizer;
 mod options;
+#[cfg_attr(not(feature = "app"), allow(dead_code))]
+mod planner;
 mod probe;
 mod report;
 mod rings;
@@ -60,6 +62,7 @@ mod saved_tables;
 pub mod servers;
 mod session;
 mod slices;
+mod step_clock;
 mod store_part;
 mod terminal;
 pub mod trainer;

@@ -2,6 +2,7 @@
 
 use crate::agree::NetworkText;
 use crate::fit::{Budget, fit};
+use crate::planner::{self, Network};
 use crate::servers::{Place, ServerJob};
 use crate::{Distributed, Fleet, probe};
 use fleet_base::Result;
@@ -28,6 +29,8 @@ impl Fleet {
             optimizer: optimizer.into(),
             half_async: false,
             batch: None,
+            global_batch: None,
+            memory: None,
             strategy: strategy.clone(),
             source: None,
         }
@@ -54,6 +57,8 @@ pub struct DistributedOptimizer<'f> {
     optimizer: OptimizerDesc,
     half_async: bool,
     batch: Option<usize>,
+    global_batch: Option<usize>,
+    memory: Option<u64>,
     strategy: DistributedStrategy,
     source: Option<StrategySource>,
 }
@@ -91,6 +96,45 @@ impl DistributedOptimizer<'_> {
     /// batch size open.
     pub fn batch(mut self, samples: usize) -> Self {
         self.batch = Some(samples);
+        self
+    }
+
+    /// Sets the samples of a step, of all ranks together, for the cost model of `auto`. Copies of
+    /// the model divide them: `job.plan.copy` has their number.
+    ///
+    /// ```
+    /// # use fleet::prelude::*;
+    /// # use fleet::{DistributedStrategy, Fleet};
+    /// let (fleet, net) = (Fleet::collective()?, Net::new());
+    /// let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
+    /// let auto = DistributedStrategy::new().with_auto(true);
+    /// let optimizer = fleet.distributed_optimizer(Sgd::new(0.1), &auto).global_batch(256);
+    /// let (copy, copies) = optimizer.minimize(&net, loss)?.plan.copy;
+    /// let rows = 256 / copies; // this rank feeds the rows from copy * rows on
+    /// # assert_eq!((copy, rows), (0, 256));
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn global_batch(mut self, samples: usize) -> Self {
+        self.global_batch = Some(samples);
+        self
+    }
+
+    /// Sets the memory of a rank in bytes, for the layouts that `auto` considers. By default it is
+    /// this rank's share of the machine or of its container, or the limit of the process.
+    ///
+    /// ```
+    /// # use fleet::prelude::*;
+    /// # use fleet::{DistributedStrategy, Fleet};
+    /// let (fleet, net) = (Fleet::collective()?, Net::new());
+    /// let loss = net.data("x", [-1, 4], DType::F32).fc(1).mean();
+    /// let auto = DistributedStrategy::new().with_auto(true);
+    /// let optimizer = fleet.distributed_optimizer(Sgd::new(0.1), &auto).memory(2 << 30);
+    /// let job = optimizer.minimize(&net, loss)?;
+    /// assert_eq!(job.plan.chain_text(), "sgd"); // one rank: nothing to choose
+    /// # Ok::<(), fleet::Error>(())
+    /// ```
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = Some(bytes);
         self
     }
 
@@ -211,12 +255,16 @@ impl DistributedOptimizer<'_> {
         let ranks = self.fleet.ranks();
         let (flagged, flags) = self.strategy.with_flags(|name| self.flag(name))?;
         let rates = match self.strategy.auto() {
-            true => probe::rates(self.fleet, self.batch)?,
+            true => {
+                let share = self.global_batch.map(|samples| (samples / ranks.count).max(1));
+                probe::rates(self.fleet, self.batch.or(share))?
+            }
             false => Rates::default(),
         };
         let loss = loss.id();
         let mut strategy = flagged.clone();
         let mut network = NetworkText::default();
+        let mut prediction = None;
         let rewrite = |programs: &mut Programs, registry: &'static Registry| {
             let optimizer = &self.optimizer;
             if ranks.count > 1 {
@@ -228,7 +276,16 @@ impl DistributedOptimizer<'_> {
                 let (fitting, line) = fit(programs, registry, loss, written, ranks, &budget)?;
                 (strategy, note) = (fitting, Some(line));
             }
-            let (written, on) = (self.strategy_ref(&strategy), Cluster { ranks, rates });
+            let mut layout = None;
+            if ranks.count > 1 && fleet_strategy::auto::chooses(&strategy) {
+                let network = Network { programs, loss, optimizer };
+                let global = self.global_batch.filter(|_| self.batch.is_none());
+                let (fleet, memory) = (self.fleet, self.memory);
+                let planned = planner::plan_job(fleet, network, &rates, (global, memory))?;
+                (layout, prediction) = (Some(planned.choice), planned.prediction);
+            }
+            let on = Cluster { ranks, rates, layout };
+            let written = self.strategy_ref(&strategy);
             let mut plan =
                 fleet_strategy::minimize(programs, registry, loss, optimizer, written, on)?;
             plan.notes.extend(note);
@@ -256,7 +313,7 @@ impl DistributedOptimizer<'_> {
             let ranks = counted(ranks.count, "rank");
             report.print(format_args!("{ranks}, {}", plan.chain_text()));
         }
-        Ok(Distributed { plan, strategy, network })
+        Ok(Distributed { plan, strategy, network, prediction })
     }
 }
 

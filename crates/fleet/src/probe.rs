@@ -4,8 +4,12 @@
 //! Ranks must decide alike, so all use the slowest rank's numbers.
 
 use crate::{Fleet, Session};
+#[cfg(feature = "app")]
+use fleet_base::Error;
 use fleet_base::Result;
 use fleet_comm::ReduceOp;
+#[cfg(feature = "app")]
+use fleet_comm::{GroupOptions, World};
 use fleet_exec::ExecOptions;
 use fleet_nn::Net;
 use fleet_strategy::{Origin, Rates};
@@ -43,6 +47,50 @@ pub(crate) fn rates(fleet: &Fleet, batch: Option<usize>) -> Result<Rates> {
         network_bytes_per_second: Some(slowest[2]),
         batch: (slowest[3] < f64::MAX).then_some(slowest[3] as usize),
         origin: Origin::Measured,
+    })
+}
+
+/// Returns the compute rate of each of `ranks` ranks of `threads` threads on this machine, if all
+/// compute.
+#[cfg(feature = "app")]
+pub(crate) fn shared_flops(ranks: usize, threads: usize) -> Result<f64> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let used = (ranks * threads).min(cores);
+    Ok(flops_per_second(used)? / ranks as f64)
+}
+
+/// Returns the memory bandwidth of each of `ranks` ranks on this machine, if all copy.
+#[cfg(feature = "app")]
+pub(crate) fn shared_memory_bandwidth(ranks: usize) -> f64 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = ranks.min(cores);
+    let all: f64 = std::thread::scope(|scope| {
+        let copies: Vec<_> = (0..threads).map(|_| scope.spawn(memory_bytes_per_second)).collect();
+        copies.into_iter().filter_map(|copy| copy.join().ok()).sum()
+    });
+    all / ranks as f64
+}
+
+/// Returns the rate at which one of two ranks on this machine sends in an all-reduce.
+#[cfg(feature = "app")]
+pub(crate) fn bandwidth_between_threads() -> Result<f64> {
+    let ranks = World::threads(2);
+    let measure = |world: World| -> Result<f64> {
+        let group = world.group("bandwidth", &[0, 1], &GroupOptions::default())?;
+        let mut values = vec![1.0f32; 2 * SUMMED];
+        group.all_reduce("warm-up", &mut values, ReduceOp::Max)?;
+        let seconds = best(|| group.all_reduce("bandwidth", &mut values, ReduceOp::Max))?;
+        Ok(size_of_val(&values[..]) as f64 / seconds)
+    };
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> =
+            ranks.into_iter().map(|world| scope.spawn(move || measure(world))).collect();
+        let mut slowest = f64::INFINITY;
+        for rank in ranks {
+            let rate = rank.join().map_err(|_| Error::internal("a measurement panicked"))?;
+            slowest = slowest.min(rate?);
+        }
+        Ok(slowest)
     })
 }
 

@@ -2,6 +2,7 @@
 
 use crate::agree::communication;
 use crate::explain::StepPeers;
+use crate::step_clock::StepClock;
 use fleet_base::output::note;
 use fleet_base::{Error, Result};
 use fleet_exec::{ExecOptions, Executor, Scope};
@@ -12,6 +13,7 @@ use fleet_strategy::{LOSS_SCALE, Plan, SKIPPED_STEPS, StageInfo};
 use fleet_tensor::{DType, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Once};
+use std::time::Instant;
 
 /// A model's programs, the scope with its variables, and the executor that runs them.
 ///
@@ -34,6 +36,8 @@ pub struct Session {
     peers: Option<StepPeers>,
     /// The stage that this rank trains, in a pipeline.
     stage: Option<StageInfo>,
+    /// The measured steps.
+    clock: StepClock,
 }
 
 impl Session {
@@ -68,8 +72,8 @@ impl Session {
     ) -> Result<Session> {
         warn_of_slow_kernels();
         let test = programs.for_test()?;
-        let (steps, whole, copies, peers, stage) = Default::default();
-        Ok(Session { programs, scope, executor, test, whole, copies, steps, peers, stage })
+        let (steps, whole, copies, peers, stage, clock) = Default::default();
+        Ok(Session { programs, scope, executor, test, whole, copies, steps, peers, stage, clock })
     }
 
     /// Returns the session with these services for its programs.
@@ -121,6 +125,16 @@ impl Session {
     /// Returns the evaluation program of the whole model, if this rank has a part of its layers.
     pub(crate) fn whole_program(&self) -> Option<&Program> {
         self.whole.as_ref()
+    }
+
+    /// Sets the clock of the steps.
+    pub(crate) fn with_clock(self, clock: StepClock) -> Session {
+        Session { clock, ..self }
+    }
+
+    /// Returns the measured steps.
+    pub(crate) fn clock(&self) -> &StepClock {
+        &self.clock
     }
 
     /// Links this session to those of the other ranks.
@@ -187,7 +201,9 @@ impl Session {
         self.check_fetch(&self.programs.main, fetch)?;
         self.begin_step();
         set_host_rates(&self.programs.host_rates, &mut self.scope)?;
+        let (begin, waited) = (Instant::now(), self.executor.message_wait());
         let ran = self.executor.run_into(&self.programs.main, &mut self.scope, feed, fetch, out);
+        self.clock.add(begin.elapsed(), self.executor.message_wait().saturating_sub(waited));
         ran.map_err(|error| self.explained(error, feed, fetch))
     }
 

@@ -207,7 +207,8 @@ fn refusal(mode: Mode, strategy: &DistributedStrategy, optimizer: &OptimizerDesc
         return servers::report(strategy, place(mode), optimizer, None, program).refuse();
     }
     let (ranks, rates) = (&Ranks::new(0, RANKS), &Rates::default());
-    decide(strategy, &Facts { optimizer, ranks, rates, program, servers: None }).refuse()
+    decide(strategy, &Facts { optimizer, ranks, rates, program, servers: None, layout: None })
+        .refuse()
 }
 
 fn check(mode: Mode, field: &Field) {

@@ -14,6 +14,7 @@
 mod arena;
 mod infer;
 mod lifetimes;
+mod outline;
 mod sharing;
 mod steps;
 #[cfg(test)]
@@ -24,10 +25,11 @@ use crate::options::ExecOptions;
 use arena::Places;
 use fleet_base::Result;
 use fleet_ir::{OpId, Program, VarId};
-use fleet_ops::{KernelFn, Meta, Registry, Services};
+use fleet_ops::{Cost, KernelFn, Meta, Registry, Services, Traffic};
 use fleet_tensor::{Arg, ArgList, DType, Layout, Shape};
 use infer::Inferred;
 use lifetimes::Lifetimes;
+pub use outline::{Outline, OutlineCall, OutlineStep};
 use sharing::Groups;
 use steps::Steps;
 
@@ -85,6 +87,10 @@ pub(crate) struct Step {
     pub lane: usize,
     /// Whether the step only communicates with other ranks.
     pub only_communicates: bool,
+    /// The work of the op, as its definition estimates it.
+    pub cost: Cost,
+    /// Messages that this rank sends, if the op communicates. A receiver sends none.
+    pub traffic: Option<Traffic>,
     /// Other lanes to wait for, each with the number of its steps that must finish first.
     pub waits: Vec<(usize, usize)>,
 }
@@ -158,6 +164,8 @@ pub(crate) struct Fetch {
 /// The steps of one lane in order, as positions in [`Plan::steps`].
 pub(crate) struct LanePlan {
     pub steps: Vec<usize>,
+    /// Whether the lane sends messages to single ranks, or receives them.
+    pub passes_messages: bool,
 }
 
 /// The input of planning.
@@ -169,6 +177,8 @@ pub(crate) struct PlanRequest<'a> {
     pub scope_meta: &'a dyn Fn(&str) -> Option<(DType, Shape)>,
     pub options: &'a ExecOptions,
     pub services: &'a Services,
+    /// Whether the null device computes the scratch memory of kernels, for which it prepares them.
+    pub counts_scratch: bool,
 }
 
 impl Plan {

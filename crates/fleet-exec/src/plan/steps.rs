@@ -6,8 +6,8 @@ use super::{Instr, LanePlan, Place, PlanRequest, Step, StepKind};
 use crate::flat::{Flat, LaneKey, only_communicates};
 use crate::options::{Device, Memory};
 use fleet_base::{Error, Result};
-use fleet_ir::{Op, OpId, VarId};
-use fleet_ops::{CostCtx, Kernel, Meta, OpDef, PrepareCtx};
+use fleet_ir::{Op, OpId, OpSpec, VarId};
+use fleet_ops::{Cost, CostCtx, Kernel, Meta, OpDef, PrepareCtx, Traffic};
 use fleet_tensor::{Arg, ArgList, Layout, Shape};
 use std::collections::HashMap;
 
@@ -51,21 +51,34 @@ pub(super) fn make(
     let mut steps = Vec::with_capacity(inferred.flat.len());
     for (flat, key) in inferred.flat.iter().zip(&inferred.lanes) {
         let lane = number(*key, &mut numbers)?;
-        let (op, kind, only_communicates) = match flat {
+        let waits = Vec::new();
+        steps.push(match flat {
             Flat::Jump { op, condition, to, .. } => {
                 let (condition, _) = places.of(*condition);
-                (*op, StepKind::JumpUnless { condition, to: *to }, false)
+                let kind = StepKind::JumpUnless { condition, to: *to };
+                let (cost, traffic) = Default::default();
+                Step { kind, op: *op, lane, only_communicates: false, cost, traffic, waits }
             }
             Flat::Op(id, def) => {
-                let communicates = only_communicates(inferred.program.op(*id), def);
-                (*id, StepKind::Run(maker.instr(*id, def)?), communicates)
+                let only_communicates = only_communicates(inferred.program.op(*id), def);
+                let (cost, traffic) = maker.costs_of(*id, def);
+                let kind = StepKind::Run(maker.instr(*id, def)?);
+                Step { kind, op: *id, lane, only_communicates, cost, traffic, waits }
             }
-        };
-        steps.push(Step { kind, op, lane, only_communicates, waits: Vec::new() });
+        });
     }
-    let lanes = list_lanes(&steps);
+    let mut lanes = list_lanes(&steps);
+    for lane in &mut lanes {
+        let spec = |step: &usize| inferred.program.op(steps[*step].op).spec;
+        lane.passes_messages = lane.steps.iter().any(|step| is_message(spec(step)));
+    }
     let scratch = place_scratch(&mut steps, &lanes, places, request.options.memory);
     Ok(Steps { steps, lanes, scratch, costs: maker.costs })
+}
+
+/// Returns whether an op sends a message to a single rank, or receives one.
+pub(super) fn is_message(spec: &OpSpec) -> bool {
+    spec.attr_index("peer").is_some()
 }
 
 /// Returns the number of a lane; lanes are numbered in the order of their first steps.
@@ -80,7 +93,8 @@ fn number(key: LaneKey, numbers: &mut HashMap<LaneKey, usize>) -> Result<usize> 
 
 fn list_lanes(steps: &[Step]) -> Vec<LanePlan> {
     let count = steps.iter().map(|step| step.lane + 1).max().unwrap_or(1);
-    let mut lanes: Vec<LanePlan> = (0..count).map(|_| LanePlan { steps: Vec::new() }).collect();
+    let empty = |_| LanePlan { steps: Vec::new(), passes_messages: false };
+    let mut lanes: Vec<LanePlan> = (0..count).map(empty).collect();
     for (position, step) in steps.iter().enumerate() {
         lanes[step.lane].steps.push(position);
     }
@@ -131,7 +145,6 @@ impl Maker<'_> {
         let shapes = &self.inferred.shapes;
         let (inputs, outputs) = (shapes.of_slots(&op.inputs), shapes.of_slots(&op.outputs));
         self.check_layouts(id, def)?;
-        self.add_costs(op, def, &inputs, &outputs);
         let kernel = self.prepare(id, def, &inputs, &outputs)?;
         // A view of memory is there already, and its memory may be in use by other lanes.
         let kernel = if self.is_shared_view(op, def) { Kernel::new(|_| Ok(())) } else { kernel };
@@ -200,17 +213,34 @@ impl Maker<'_> {
         };
         match self.request.options.device {
             Device::Cpu => (def.cpu)(&prepare).map_err(|error| error.at(program.describe_op(id))),
-            Device::Null => Ok(Kernel::new(|_| Ok(()))),
+            Device::Null => Ok(self.without_device(&prepare, def)),
         }
     }
 
-    fn add_costs(&mut self, op: &Op, def: &OpDef, inputs: &[Vec<Meta>], outputs: &[Vec<Meta>]) {
-        let cost = (def.traits.cost)(&CostCtx { op, inputs, outputs });
+    /// Returns a kernel that computes nothing, with the scratch memory of the real one if that is
+    /// needed. Ops that communicate cannot be prepared without connections.
+    fn without_device(&self, prepare: &PrepareCtx<'_>, def: &OpDef) -> Kernel {
+        let null = Kernel::new(|_| Ok(()));
+        if !self.request.counts_scratch || def.traits.effect {
+            return null;
+        }
+        let scratch_bytes = (def.cpu)(prepare).map_or(0, |kernel| kernel.scratch_bytes);
+        Kernel { scratch_bytes, ..null }
+    }
+
+    /// Returns the work of an op and what it sends, and adds the work to the sum.
+    fn costs_of(&mut self, id: OpId, def: &OpDef) -> (Cost, Option<Traffic>) {
+        let op = self.inferred.program.op(id);
+        let shapes = &self.inferred.shapes;
+        let (inputs, outputs) = (shapes.of_slots(&op.inputs), shapes.of_slots(&op.outputs));
+        let context = CostCtx { op, inputs: &inputs, outputs: &outputs };
+        let cost = (def.traits.cost)(&context);
         self.costs.flops += cost.flops;
         self.costs.bytes_moved += cost.bytes;
         if def.traits.offloads {
             self.costs.offload_bytes += inputs.iter().flatten().map(Meta::bytes).sum::<usize>();
         }
+        (cost, (def.traits.traffic)(&context))
     }
 
     /// Checks that operands of one shape have one layout. Elementwise kernels take their length
@@ -251,7 +281,8 @@ mod tests {
             arg_places: Vec::new(),
         });
         let op = fleet_base::EntityRef::from_index(0);
-        Step { kind, op, lane, only_communicates: false, waits: Vec::new() }
+        let (cost, traffic, waits) = Default::default();
+        Step { kind, op, lane, only_communicates: false, cost, traffic, waits }
     }
 
     fn scratch_places(steps: &[Step]) -> Vec<Place> {

@@ -43,6 +43,7 @@ impl Planned {
             scope_meta: &|_| None,
             options: &ExecOptions { device: Device::Null, ..ExecOptions::threads(1) },
             services: &Services::none(),
+            counts_scratch: false,
         })
     }
 }

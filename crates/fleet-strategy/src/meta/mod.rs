@@ -50,7 +50,7 @@ use crate::effective::Effective;
 use crate::grid::Grid;
 use crate::job::Job;
 use crate::ranks::Ranks;
-use crate::rates::Rates;
+use crate::rates::{ChosenLayout, Rates};
 use fleet_base::Result;
 use fleet_config::Problem;
 use fleet_ir::Program;
@@ -249,6 +249,8 @@ pub struct Facts<'a> {
     pub ranks: &'a Ranks,
     /// The speeds of the machines.
     pub rates: &'a Rates,
+    /// The layout for `auto`.
+    pub layout: Option<&'a ChosenLayout>,
     /// The main program before the rewrite.
     pub program: &'a Program,
     /// Set in jobs with parameter servers; `ranks` are then the workers.

@@ -140,6 +140,7 @@ impl Strategy for PipelineParallel {
             copy: grid.place(Axis::Data, rank),
             copies,
             micro_batches: layout.size.micros,
+            virtual_stages: layout.size.virtual_stages(),
             elsewhere: HashMap::new(),
         };
         let (shared, pairs, state) = Default::default();

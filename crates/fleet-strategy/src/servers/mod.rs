@@ -280,7 +280,8 @@ pub fn report<'a>(
     let workers = Ranks::new(place.worker, place.worker_count);
     let rates = crate::Rates::default();
     let servers = Some(ServerFacts { rows });
-    decide(strategy, &Facts { optimizer, ranks: &workers, rates: &rates, program, servers })
+    let (ranks, rates) = (&workers, &rates);
+    decide(strategy, &Facts { optimizer, ranks, rates, layout: None, program, servers })
 }
 
 fn check(place: Place) -> Result<()> {

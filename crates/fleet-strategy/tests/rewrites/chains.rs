@@ -141,7 +141,7 @@ fn auto_weighs_the_network_against_the_work() {
             batch: Some(1000),
             origin: Origin::Given,
         };
-        let on = Cluster { ranks: Ranks::new(1, 2), rates };
+        let on = Cluster { ranks: Ranks::new(1, 2), rates, layout: None };
         let (_, plan) = rewritten(mlp, &optimizer("sgd"), &auto, on).unwrap();
         let said = plan.decisions.iter().find(|it| it.strategy == StrategyId::Auto).unwrap();
         (plan.chain_text(), said.reason.clone())

@@ -61,7 +61,7 @@ impl Mode {
             return servers::report(written, self.place(), optimizer, None, program);
         };
         let (ranks, rates) = (&Ranks::new(0, count).per_node(4), &Rates::default());
-        decide(written, &Facts { optimizer, ranks, rates, program, servers: None })
+        decide(written, &Facts { optimizer, ranks, rates, program, servers: None, layout: None })
     }
 
     /// Rewrites the network, as a job does; returns the outcomes of its plan.

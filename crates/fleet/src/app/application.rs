@@ -126,7 +126,8 @@ const PROCESS: &str = "__job";
 ///   launcher has started it, a worker or a server.
 /// * `launch FLAGS NAME ARGS`: starts that job as several processes, with the flags of `fleetrun`.
 /// * Any other command inspects or runs a program with the ops and networks of the application:
-///   `print`, `verify`, `stats`, `convert`, `run`, `rewrite`, `strategy`, `env`, `trace`.
+///   `print`, `verify`, `stats`, `convert`, `run`, `rewrite`, `plan`, `strategy`, `env`,
+///   `trace`.
 pub fn run(app: App) -> ExitCode {
     let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let texts: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();

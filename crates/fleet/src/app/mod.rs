@@ -8,11 +8,13 @@ mod env;
 mod execute;
 mod inspect;
 mod models;
+mod plan;
 mod rewrite;
 mod strategy;
 mod strategy_file;
 mod tools;
 mod trace;
+mod units;
 
 pub use application::{App, JobFn, run};
 pub use args::parse_args;

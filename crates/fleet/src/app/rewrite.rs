@@ -336,10 +336,13 @@ impl ProgramArgs {
         program: &Program,
         optimizer: &OptimizerDesc,
     ) -> Result<Report<'a>> {
-        let Cluster { ranks, rates } = &self.cluster(0)?;
+        let Cluster { ranks, rates, .. } = &self.cluster(0)?;
         Ok(match self.servers {
             Some(count) => servers::report(written, place(ranks, count), optimizer, None, program),
-            None => decide(written, &Facts { optimizer, ranks, rates, program, servers: None }),
+            None => {
+                let (servers, layout) = (None, None);
+                decide(written, &Facts { optimizer, ranks, rates, layout, program, servers })
+            }
         })
     }
 
@@ -354,7 +357,7 @@ impl ProgramArgs {
             batch: self.batch.map(|batch| batch as usize),
             origin: if given { Origin::Given } else { Origin::Assumed },
         };
-        Ok(Cluster { ranks: self.ranks(rank)?, rates })
+        Ok(Cluster { ranks: self.ranks(rank)?, rates, layout: None })
     }
 
     fn ranks(&self, rank: u32) -> Result<Ranks> {
@@ -367,37 +370,48 @@ impl ProgramArgs {
 
     /// Returns both programs and the loss.
     fn programs(&self, models: &Models, name: &str) -> Result<(Programs, VarId)> {
-        let (programs, loss) = match models.build(name)? {
-            Some((programs, loss)) => (programs, Some(loss)),
-            None => (self.read(models, Path::new(name))?, None),
-        };
-        let loss = match (&self.loss, loss) {
-            (Some(name), _) => programs.main.var_named(name)?,
-            (None, Some(loss)) => loss,
-            (None, None) => guess_loss(&programs.main)?,
-        };
-        Ok((programs, loss))
+        network(models, name, self.loss.as_deref(), self.startup.as_deref())
     }
+}
 
-    fn read(&self, models: &Models, path: &Path) -> Result<Programs> {
-        let main = models.load(path)?;
-        if let Some((id, _)) = main.root_ops().find(|(_, op)| !op.role.is_forward()) {
-            return Err(Error::invalid("the program is already rewritten")
-                .expected("a forward pass")
-                .got(main.describe_op(id)));
-        }
-        let startup = match &self.startup {
-            Some(path) => models.load(path)?,
-            None => {
-                let mut startup = Program::new();
-                for (_, var) in main.parameters() {
-                    startup.add_var(Program::ROOT, var.clone())?;
-                }
-                startup
-            }
-        };
-        Ok(Programs { main, startup, ..Programs::new() })
+/// Returns both programs of a network and its loss: a file with its startup program, or
+/// `model:NAME`.
+pub fn network(
+    models: &Models,
+    name: &str,
+    loss: Option<&str>,
+    startup: Option<&Path>,
+) -> Result<(Programs, VarId)> {
+    let (programs, own_loss) = match models.build(name)? {
+        Some((programs, loss)) => (programs, Some(loss)),
+        None => (read(models, Path::new(name), startup)?, None),
+    };
+    let loss = match (loss, own_loss) {
+        (Some(name), _) => programs.main.var_named(name)?,
+        (None, Some(loss)) => loss,
+        (None, None) => guess_loss(&programs.main)?,
+    };
+    Ok((programs, loss))
+}
+
+fn read(models: &Models, path: &Path, startup: Option<&Path>) -> Result<Programs> {
+    let main = models.load(path)?;
+    if let Some((id, _)) = main.root_ops().find(|(_, op)| !op.role.is_forward()) {
+        return Err(Error::invalid("the program is already rewritten")
+            .expected("a forward pass")
+            .got(main.describe_op(id)));
     }
+    let startup = match startup {
+        Some(path) => models.load(path)?,
+        None => {
+            let mut startup = Program::new();
+            for (_, var) in main.parameters() {
+                startup.add_var(Program::ROOT, var.clone())?;
+            }
+            startup
+        }
+    };
+    Ok(Programs { main, startup, ..Programs::new() })
 }
 
 /// Returns the only scalar float that the program computes and does not read.
@@ -423,7 +437,7 @@ fn guess_loss(main: &Program) -> Result<VarId> {
 }
 
 /// Parses `momentum,lr=0.1,mu=0.9`.
-fn parse_optimizer(given: &str) -> Result<OptimizerDesc> {
+pub fn parse_optimizer(given: &str) -> Result<OptimizerDesc> {
     const KNOWN: [&str; 7] = ["sgd", "momentum", "adam", "adamw", "adagrad", "lars", "lamb"];
     let mut parts = given.split(',').map(str::trim);
     let rule = parts.next().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The commands, as one list for command lines.
 
 use super::models::Models;
-use super::{env, execute, inspect, rewrite, strategy, trace};
+use super::{env, execute, inspect, plan, rewrite, strategy, trace};
 use clap::{Subcommand, ValueEnum};
 use fleet_base::output::{ExitReason, Output};
 use fleet_format::Form;
@@ -42,6 +42,8 @@ pub enum Tools {
     Env(env::EnvArgs),
     /// Print the programs that a strategy rewrites a program into, for any number of ranks
     Rewrite(rewrite::RewriteArgs),
+    /// Compare the layouts of a training on some ranks: predicted step time and memory
+    Plan(plan::PlanArgs),
     /// Show the time shares of a traced step and its exposed communication
     Trace(trace::TraceArgs),
 }
@@ -73,6 +75,7 @@ impl Tools {
             Tools::Strategy(command) => strategy::run(command, models, out),
             Tools::Env(args) => env::run(args, env, out),
             Tools::Rewrite(args) => rewrite::rewrite(args, models, out),
+            Tools::Plan(args) => plan::run(args, models, out),
             Tools::Trace(args) => trace::run(args, out),
         }
     }

@@ -161,7 +161,10 @@ impl DistributeTranspiler {
                 let ranks = self.config.transpile_ranks(programs, registry, source, call)?;
                 let network = NetworkText::new(&before, &ranks.optimizer);
                 let (plan, strategy) = (ranks.plan.clone(), ranks.strategy.clone());
-                Made::Ranks(Box::new((Distributed { plan, strategy, network }, ranks)))
+                Made::Ranks(Box::new((
+                    Distributed { plan, strategy, network, prediction: None },
+                    ranks,
+                )))
             }
         };
         // Without servers, the notes are printed when a session opens.

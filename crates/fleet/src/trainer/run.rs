@@ -12,6 +12,7 @@ use super::source::{Feeds, Pass, Position, Source};
 use super::state::{Best, Start, State, state_at};
 use super::stop::{Ended, Rounds, StopFlag, Team, Wish};
 use crate::servers::Worker;
+use crate::step_clock::Measured;
 use crate::{Fleet, Resumed};
 use fleet_base::{Error, Result};
 use fleet_metrics::Reduce;
@@ -187,6 +188,7 @@ impl<'a, 'm> Run<'a, 'm> {
         if let Some(worker) = self.model.worker() {
             worker.flush()?;
         }
+        self.report_steps()?;
         self.display.end();
         let ranks = self.model.session().copies(self.fleet.worker_num()) as u64;
         let (steps_before, barriers) = match self.saves.as_ref().and_then(Saves::servers) {
@@ -205,6 +207,33 @@ impl<'a, 'm> Run<'a, 'm> {
             ended,
             barriers,
         })
+    }
+
+    /// Prints what all ranks have measured, beside the prediction and the formula of a pipeline.
+    fn report_steps(&mut self) -> Result<()> {
+        let clock = self.model.session().clock().clone();
+        if !clock.is_watched() || self.team.is_alone() {
+            return Ok(());
+        }
+        let (own, count) = (self.fleet.worker_index(), self.fleet.worker_num());
+        let mut numbers = vec![0.0; 4 * count];
+        if let Some(it) = clock.measured() {
+            let of_rank = [1.0, it.step_seconds, it.wait_seconds, it.memory_bytes];
+            numbers[4 * own..][..4].copy_from_slice(&of_rank);
+        }
+        self.team.reduce(Reduce::Sum, &mut numbers)?;
+        let (ranks, _) = numbers.as_chunks::<4>();
+        if ranks.iter().any(|[is_measured, ..]| *is_measured == 0.0) {
+            return Ok(());
+        }
+        let all = ranks.iter().map(|[_, step_seconds, wait_seconds, memory_bytes]| Measured {
+            step_seconds: *step_seconds,
+            wait_seconds: *wait_seconds,
+            memory_bytes: *memory_bytes,
+        });
+        let lines = clock.report(own, &all.collect::<Vec<_>>());
+        lines.iter().for_each(|line| self.display.print(line));
+        Ok(())
     }
 
     fn show_start(&mut self) {

@@ -17,6 +17,7 @@ mod meet;
 mod mpi;
 #[cfg(target_os = "linux")]
 mod nccl;
+mod planned;
 mod resume;
 mod strategies;
 mod trainer;
@@ -97,6 +98,11 @@ fn work(job: &str, folder: &Path) -> Result<()> {
         "train until terminated" => {
             init().and_then(|fleet| trainer::train_until_terminated(&fleet, folder))
         }
+        "train planned" => {
+            let memory = folder.to_str().and_then(|text| text.parse().ok()).unwrap_or_default();
+            init().and_then(|fleet| planned::train(&fleet, memory))
+        }
+        "train a pipeline" => init().and_then(|fleet| planned::train_pipeline(&fleet)),
         "resume after death" => init().and_then(|fleet| resume::resume_after_death(&fleet, folder)),
         other => panic!("no job {other}"),
     }

@@ -1,0 +1,22 @@
+//! Planning: which layout of a training on some ranks is fastest and fits their memory.
+//!
+//! [`search`] compares the layouts that the compiler admits: data parallelism, sharding, pipelines,
+//! tensor parallelism, and their products. Each is predicted ([`predict`]).
+
+mod auto;
+mod layout;
+mod memory;
+mod predict;
+mod search;
+mod simulate;
+mod speeds;
+
+pub use auto::plan_job;
+pub use memory::private_bytes;
+pub use predict::{Network, Prediction};
+#[cfg(feature = "app")]
+pub use {
+    predict::{Machines, fixed_batch},
+    search::{Batch, Candidate, Found, Goal, LayoutSearch, Left, search},
+    speeds::Speeds,
+};
