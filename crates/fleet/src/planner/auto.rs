@@ -14,6 +14,7 @@ use fleet_base::{Result, text};
 use fleet_comm::ReduceOp;
 use fleet_strategy::auto::duration;
 use fleet_strategy::{BATCH_ASSUMED, ChosenLayout, DistributedStrategy, Grid, Rates};
+use fleet_topology::names;
 use std::time::{Duration, Instant};
 
 /// The layout of a job, with its prediction.
@@ -38,7 +39,8 @@ pub fn plan_job(
 ) -> Result<Planned> {
     let ranks = fleet.ranks();
     let here = ranks.per_node.min(ranks.count);
-    let memory = memory.or_else(|| rank_memory(here)).map_or(f64::MAX, |bytes| bytes as f64);
+    let memory = memory.or(fleet.env().size(names::FLEET_MEMORY)?).or_else(|| rank_memory(here));
+    let memory = memory.map_or(f64::MAX, |bytes| bytes as f64);
     let memory = fleet.util().all_reduce(&[memory], ReduceOp::Min)?[0];
     let memory = (memory < f64::MAX).then_some(memory as u64);
     let fixed = fixed_batch(&network.programs.main);
