@@ -36,6 +36,11 @@ enum Command {
     New(new::NewArgs),
     /// Train a demo model on generated data
     Demo(fleet_demo::DemoArgs),
+    /// Train on your own data, as a job file describes: check the file, train, list its fields
+    #[command(subcommand)]
+    Job(fleet_job::commands::JobCommand),
+    /// Score the rows of files with a model that a job trained
+    Predict(fleet_job::predict::PredictArgs),
     /// Generate data sets
     #[command(subcommand)]
     Data(data::DataCommand),
@@ -79,6 +84,8 @@ fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitRea
         Command::Tools(command) => command.run(&Models::default(), env, out),
         Command::New(args) => new::run(&args, out),
         Command::Demo(args) => fleet_demo::run(&args, &alone()?, out),
+        Command::Job(command) => fleet_job::commands::run(&command, &alone()?, out),
+        Command::Predict(args) => fleet_job::predict::run(&args, out),
         Command::Data(command) => data::run(&command, env, out),
         Command::Export(args) => export::run(&args, out),
         Command::Checkpoint(command) => checkpoint::run(&command, out),

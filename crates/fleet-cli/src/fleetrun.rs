@@ -5,7 +5,7 @@ use clap::Parser;
 use fleet::Fleet;
 use fleet::app::parse_args;
 use fleet_base::output::Output;
-use fleet_launch::{Builtins, OwnProcess};
+use fleet_launch::{Builtins, FileJobs, OwnProcess};
 use std::process::ExitCode;
 
 /// The demos of `fleet demo` as jobs.
@@ -14,7 +14,11 @@ const BUILTINS: Builtins<'static> = Builtins {
     prefix: "demo:",
     names: &["wide_deep", "lenet", "word2vec", "bert", "resnet", "gpt"],
     not_on_servers: fleet_demo::UNSUPPORTED_ON_SERVERS,
+    files: Some(FILE_JOBS),
 };
+
+/// Job files.
+const FILE_JOBS: FileJobs<'static> = FileJobs { argument: "__job", prefix: "job:" };
 
 /// Train a demo model as a job
 #[derive(Parser)]
@@ -28,6 +32,18 @@ struct DemoCommand {
     demo: fleet_demo::DemoArgs,
 }
 
+/// Train on your own data, as a job file describes
+#[derive(Parser)]
+#[command(
+    name = "fleetrun job:FILE",
+    bin_name = "fleetrun job:FILE",
+    override_usage = "fleetrun [FLAGS] job:FILE [OPTIONS]"
+)]
+struct JobCommand {
+    #[command(flatten)]
+    job: fleet_job::train::TrainArgs,
+}
+
 /// Runs the command `fleetrun` and returns its exit code. `own.executable` is a file that runs this
 /// function with its arguments: the launcher starts it for guards and built-in jobs.
 pub fn fleetrun(own: OwnProcess) -> ExitCode {
@@ -35,6 +51,12 @@ pub fn fleetrun(own: OwnProcess) -> ExitCode {
         // The hidden argument takes the place of the program's name.
         let command: DemoCommand = parse_args(own.args);
         return Output::run(|out| fleet_demo::run(&command.demo, &Fleet::join(&own.env)?, out));
+    }
+    if own.args.first().is_some_and(|first| first == FILE_JOBS.argument) {
+        let command: JobCommand = parse_args(own.args);
+        return Output::run(|out| {
+            fleet_job::train::run(&command.job, &Fleet::join(&own.env)?, out)
+        });
     }
     ExitCode::from(fleet_launch::main(own, &BUILTINS))
 }

@@ -41,4 +41,4 @@ mod terms;
 
 pub use guard::ARGUMENT as GUARD_ARGUMENT;
 pub use job::{OwnProcess, main};
-pub use script::{Builtins, asks_for_help};
+pub use script::{Builtins, FileJobs, asks_for_help};

@@ -16,6 +16,17 @@ pub struct Builtins<'a> {
     pub names: &'a [&'a str],
     /// Jobs that do not support parameter servers, with the reason.
     pub not_on_servers: &'a [(&'a str, &'a str)],
+    /// Jobs that files describe, if the binary can run them.
+    pub files: Option<FileJobs<'a>>,
+}
+
+/// Jobs that files describe: `job:FILE`.
+#[derive(Clone, Copy, Debug)]
+pub struct FileJobs<'a> {
+    /// The hidden first argument, followed by the file and the job's arguments.
+    pub argument: &'a str,
+    /// Prefix of the file on the command line.
+    pub prefix: &'a str,
 }
 
 impl Builtins<'_> {
@@ -79,11 +90,18 @@ impl Program {
             return Err(Error::internal("there is no script"));
         };
         let is_python = options.is_module || script.ends_with(".py");
-        let is_builtin = script.starts_with(builtins.prefix);
+        let file = builtins.files.and_then(|jobs| Some((jobs, script.strip_prefix(jobs.prefix)?)));
+        let is_builtin = script.starts_with(builtins.prefix) || file.is_some();
         if options.is_compat && (is_builtin || !is_python) {
             return Err(Error::invalid("--compat needs a Python script")
                 .expected("a file that ends in .py, or a module with --module")
                 .got(format!("'{script}'")));
+        }
+        if let Some((jobs, file)) = file {
+            if !asks_for_help(args) {
+                readable(file)?;
+            }
+            return own_job(own, &[jobs.argument, file], args, script.clone());
         }
         if let Some(name) = script.strip_prefix(builtins.prefix) {
             return builtin(name, args, builtins, own);
@@ -122,11 +140,16 @@ fn builtin(name: &str, args: &[String], builtins: &Builtins<'_>, own: &Path) -> 
         return Err(Error::invalid(format!("there is no built-in job '{title}'{near}"))
             .expected(all.join(", ")));
     }
+    own_job(own, &[builtins.argument, name], args, builtins.title(name))
+}
+
+/// Returns a job that the launcher's executable runs.
+fn own_job(own: &Path, first: &[&str], args: &[String], title: String) -> Result<Program> {
     let own = own.to_str();
     let own = own.ok_or_else(|| Error::unsupported("the path of the executable is not Unicode"))?;
-    let mut argv = vec![own.to_string(), builtins.argument.to_string(), name.to_string()];
-    argv.extend(args.iter().cloned());
-    Ok(Program { argv, title: builtins.title(name), is_builtin: true })
+    let first = first.iter().map(|arg| arg.to_string());
+    let argv = std::iter::once(own.to_string()).chain(first).chain(args.iter().cloned()).collect();
+    Ok(Program { argv, title, is_builtin: true })
 }
 
 fn readable(script: &str) -> Result<()> {
@@ -199,8 +222,9 @@ fn executable(script: &str, env: &Env) -> Result<String> {
 }
 
 fn missing(script: &str) -> Error {
-    Error::invalid(format!("cannot find the script '{script}'"))
-        .expected("a Python file, an executable, or a built-in job such as demo:wide_deep")
+    Error::invalid(format!("cannot find the script '{script}'")).expected(
+        "a Python file, an executable, job:FILE, or a built-in job such as demo:wide_deep",
+    )
 }
 
 fn in_path(name: &str, env: &Env) -> Option<String> {

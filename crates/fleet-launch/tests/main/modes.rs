@@ -57,8 +57,13 @@ fn compat_starts_scripts_through_the_package() {
     let script = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compat.py");
     std::fs::write(&script, "").unwrap();
     let script = script.display();
-    let builtins =
-        Builtins { argument: "__demo", prefix: "demo:", names: &["lenet"], not_on_servers: &[] };
+    let builtins = Builtins {
+        argument: "__demo",
+        prefix: "demo:",
+        names: &["lenet"],
+        not_on_servers: &[],
+        files: None,
+    };
     let argv = |line: &str| {
         let options = options(line, &Env::new())?;
         let own = Path::new("fleetrun");

@@ -159,7 +159,8 @@ pub fn run(app: App) -> ExitCode {
 /// Runs the launcher.
 fn launch(app: &App, args: Vec<String>) -> ExitCode {
     let names: Vec<&str> = app.jobs.iter().map(|job| job.name).collect();
-    let jobs = Builtins { argument: PROCESS, prefix: "", names: &names, not_on_servers: &[] };
+    let (argument, names) = (PROCESS, &names[..]);
+    let jobs = Builtins { argument, prefix: "", names, not_on_servers: &[], files: None };
     let executable = std::env::current_exe();
     ExitCode::from(fleet_launch::main(OwnProcess { args, env: Env::process(), executable }, &jobs))
 }

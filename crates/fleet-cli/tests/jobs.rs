@@ -1,0 +1,268 @@
+//! Job files with real processes: check, training in one process, on two ranks and on servers,
+//! reports and predictions.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// A folder with a job file and generated rows.
+struct Place(PathBuf);
+
+/// Columns of the generated rows: `y` is `yes` with a probability that follows from the others.
+const COLUMNS: &str = r#"
+y = { role = "label", positive = "yes" }
+age = { kind = "number", embed = "piecewise", bins = 8 }
+height = { kind = "number", transform = "quantile" }
+city = { kind = "category", vocabulary = { min_count = 2 } }
+tags = { kind = "categories" }
+user = { kind = "category", buckets = 50, dim = 4 }
+"#;
+
+impl Place {
+    fn new(name: &str, head: &str, rest: &str) -> Place {
+        let folder: PathBuf = [env!("CARGO_TARGET_TMPDIR"), "jobs", name].iter().collect();
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("train.csv"), rows(1, 3000)).unwrap();
+        fs::write(folder.join("test.csv"), rows(2, 1000)).unwrap();
+        let job = format!(
+            "version = 1\n[data]\ntrain = \"train.csv\"\ntest = {{ files = [\"test.csv\"] }}\n\
+             missing = [\"?\"]\n{head}\n{rest}\n"
+        );
+        fs::write(folder.join("job.toml"), job).unwrap();
+        Place(folder)
+    }
+
+    fn binary(name: &str) -> &'static str {
+        if name == "fleet" { env!("CARGO_BIN_EXE_fleet") } else { env!("CARGO_BIN_EXE_fleetrun") }
+    }
+
+    fn output(&self, line: &str) -> Output {
+        let mut words = line.split_whitespace();
+        let binary = Place::binary(words.next().unwrap());
+        let mut command = Command::new(binary);
+        command.current_dir(&self.0).args(words).output().expect("the command starts")
+    }
+
+    /// Runs a command that succeeds, and returns what it printed.
+    fn run(&self, line: &str) -> String {
+        let output = self.output(line);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{line}:\n{out}\n{err}");
+        out + &err
+    }
+
+    /// Runs a command that fails, and returns its messages.
+    fn fail(&self, line: &str) -> String {
+        let output = self.output(line);
+        assert!(!output.status.success(), "{line} succeeded");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.0.join(name)).unwrap()
+    }
+
+    /// Returns a measure of the report.
+    fn measure(&self, key: &str) -> f64 {
+        let report = self.read("model/report.json");
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        report["report"]["all"][key].as_f64().unwrap_or_else(|| panic!("no {key} in {report}"))
+    }
+
+    /// Predicts the rows of a file, and returns its scores.
+    fn predict(&self, data: &str) -> Vec<f32> {
+        self.run(&format!("fleet predict model --data {data} --out scores.csv"));
+        let scores = self.read("scores.csv");
+        let mut lines = scores.lines();
+        assert_eq!(lines.next(), Some("score"));
+        lines.map(|line| line.parse().unwrap()).collect()
+    }
+}
+
+/// Returns generated rows as CSV.
+fn rows(seed: u64, count: usize) -> String {
+    let mut state = seed;
+    let mut unit = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as f64 / (1u64 << 31) as f64
+    };
+    let mut text = "age,height,city,tags,user,y,z,kind\n".to_string();
+    for _ in 0..count {
+        let (age, height) = (20.0 + 60.0 * unit(), 1.5 + 0.5 * unit());
+        let (city, tag, user) =
+            ((unit() * 10.0) as u32, (unit() * 3.0) as u32, (unit() * 50.0) as u32);
+        let logit = (age - 50.0) / 8.0 + if city % 2 == 0 { 1.5 } else { -1.5 };
+        let logit = logit + f64::from(tag) - 1.0 + (f64::from(user) - 25.0) / 20.0;
+        let y = if unit() < 1.0 / (1.0 + (-logit).exp()) { "yes" } else { "no" };
+        let kind = ["a", "b", "c"][((unit() * 0.5 + f64::from(city % 3)) as usize).min(2)];
+        let city = if unit() < 0.05 { "?".to_string() } else { format!("city {city}") };
+        let z = logit * 3.0 + 100.0;
+        let _ = writeln!(text, "{age:.2},{height:.3},{city},t{tag}|x,u{user},{y},{z:.4},{kind}");
+    }
+    text
+}
+
+/// Returns the exact area under the curve.
+fn auc(scores: &[f32], labels: &[bool]) -> f64 {
+    let (mut wins, mut pairs) = (0.0, 0.0);
+    for (a, _) in scores.iter().zip(labels).filter(|(_, label)| **label) {
+        for (b, _) in scores.iter().zip(labels).filter(|(_, label)| !**label) {
+            wins += if a > b {
+                1.0
+            } else if a == b {
+                0.5
+            } else {
+                0.0
+            };
+            pairs += 1.0;
+        }
+    }
+    wins / pairs
+}
+
+fn binary_job(name: &str, rest: &str) -> Place {
+    Place::new(name, &format!("[columns]{COLUMNS}"), rest)
+}
+
+const SHORT: &str = "[train]\nbatch = 64\nepochs = 4\noptimizer = { rate = 0.01 }\n";
+
+#[test]
+fn a_job_is_checked_trained_and_predicts() {
+    let place = binary_job(
+        "whole",
+        &format!(
+            "[crosses]\ncity_user = [\"city\", \"user\"]\n{SHORT}\
+        [evaluation]\nslices = [\"city\"]\n"
+        ),
+    );
+    let said = place.run("fleet job check job.toml");
+    assert!(said.contains("job.toml: no problems, 3 k rows of 1 file"), "{said}");
+    let said = place.run("fleet job train job.toml --threads 2");
+    for part in ["rows to train on", "dcn_v2 with", "AUC", "log-loss", "calibration", "city 3"] {
+        assert!(said.contains(part), "'{part}' is not in:\n{said}");
+    }
+    assert!(place.measure("auc") > 0.85, "{said}");
+    assert!(!place.0.join("model/checkpoints").exists());
+    // Predictions are those of the report, bit for bit: their exact area is the same.
+    let scores = place.predict("test.csv");
+    let labels: Vec<bool> =
+        rows(2, 1000).lines().skip(1).map(|line| line.contains(",yes,")).collect();
+    assert!((auc(&scores, &labels) - place.measure("auc")).abs() < 1e-12);
+    // A row has the same score in any batch, and without the columns that are not features.
+    let some: Vec<String> = place.read("test.csv").lines().take(8).map(String::from).collect();
+    fs::write(place.0.join("some.csv"), some.join("\n")).unwrap();
+    assert_eq!(place.predict("some.csv"), scores[..7]);
+}
+
+#[test]
+fn every_model_learns() {
+    for kind in ["mlp", "wide_deep", "deepfm", "dcn_v2"] {
+        let columns = COLUMNS.replace(", dim = 4", "");
+        let rest = format!("[model]\nkind = \"{kind}\"\ndim = 8\nhidden = [32]\n{SHORT}");
+        let place = Place::new(kind, &format!("[columns]{columns}"), &rest);
+        place.run("fleet job train job.toml --threads 2");
+        assert!(place.measure("auc") > 0.85, "{kind}: {}", place.measure("auc"));
+    }
+}
+
+#[test]
+fn numbers_are_encoded_in_every_way() {
+    let head = "[columns]\nz = { role = \"label\" }\n\
+        age = { kind = \"number\", embed = \"periodic\", frequencies = 8 }\n\
+        height = { kind = \"number\", transform = \"log\" }\n\
+        city = { kind = \"category\" }\ntags = { kind = \"categories\", pooling = \"sum\" }\n\
+        user = { kind = \"category\" }\n[task]\nkind = \"regression\"\n";
+    let place = Place::new("regression", head, SHORT);
+    let said = place.run("fleet job train job.toml --threads 2");
+    assert!(place.measure("r2") > 0.8, "{said}");
+    let scores = place.predict("test.csv");
+    let mean = scores.iter().sum::<f32>() / scores.len() as f32;
+    assert!((90.0..110.0).contains(&mean), "{mean}");
+}
+
+#[test]
+fn classes_have_a_score_each() {
+    let head = "[columns]\nkind = { role = \"label\", kind = \"category\", classes = [\"a\", \"b\", \"c\"] }\n\
+        city = { kind = \"category\" }\n[task]\nkind = \"multi_class\"\n";
+    let place = Place::new("classes", head, SHORT);
+    place.run("fleet job train job.toml --threads 2");
+    assert!(place.measure("accuracy") > 0.8, "{}", place.measure("accuracy"));
+    place.run("fleet predict model --data test.csv --out scores.csv");
+    let scores = place.read("scores.csv");
+    assert!(scores.starts_with("score_a,score_b,score_c\n"));
+    let row: Vec<f32> =
+        scores.lines().nth(1).unwrap().split(',').map(|it| it.parse().unwrap()).collect();
+    assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+}
+
+#[test]
+fn a_job_trains_on_two_ranks() {
+    let place = binary_job("ranks", SHORT);
+    place.run("fleetrun --nproc_per_node 2 job:job.toml");
+    assert!(place.measure("auc") > 0.85, "{}", place.measure("auc"));
+}
+
+#[test]
+fn a_job_trains_on_servers() {
+    let place = binary_job("servers", SHORT);
+    place.run("fleetrun --server_num 1 --worker_num 2 job:job.toml");
+    assert!(place.measure("auc") > 0.85, "{}", place.measure("auc"));
+    let scores = place.predict("test.csv");
+    assert_eq!(scores.len(), 1000);
+}
+
+#[test]
+fn streamed_rows_train_as_well() {
+    let place = binary_job("streamed", SHORT);
+    let job = place.read("job.toml").replace("missing", "memory = \"1KB\"\nwindow = 500\nmissing");
+    fs::write(place.0.join("job.toml"), job).unwrap();
+    place.run("fleet job train job.toml --threads 2");
+    assert!(place.measure("auc") > 0.85, "{}", place.measure("auc"));
+}
+
+#[test]
+fn wrong_jobs_and_data_are_refused() {
+    let place = binary_job("refused", SHORT);
+    let change = |from: &str, to: &str| {
+        let text = place.read("job.toml");
+        assert!(text.contains(from), "{from}");
+        fs::write(place.0.join("changed.toml"), text.replace(from, to)).unwrap();
+        place.fail("fleet job check changed.toml") + &place.fail("fleet job train changed.toml")
+    };
+    let said = change("\"yes\"", "\"maybe\"");
+    assert!(said.contains("changed.toml:7:1: error: columns.y: the label is the same"), "{said}");
+    let said = change("age = {", "agee = {");
+    assert!(said.contains("agee") && said.contains("did you mean 'age'"), "{said}");
+    let said = change("train.csv", "trains-*.csv");
+    assert!(said.contains("no file matches the pattern"), "{said}");
+    let said = place.fail("fleet predict . --data test.csv --out scores.csv");
+    assert!(said.contains("not a model folder"), "{said}");
+    let said = place.fail("fleetrun job:no.toml");
+    assert!(said.contains("no.toml"), "{said}");
+}
+
+/// A feature that has the label in it, and a constant one, are warnings.
+#[test]
+fn leaks_are_found() {
+    let place = binary_job("leaks", SHORT);
+    let text = place.read("train.csv");
+    let lines = text.lines().enumerate().map(|(at, line)| match at {
+        0 => format!("{line},after,same"),
+        _ => format!("{line},{},7", if line.contains(",yes,") { "paid" } else { "not" }),
+    });
+    let text = lines.collect::<Vec<_>>().join("\n") + "\n";
+    fs::write(place.0.join("train.csv"), text).unwrap();
+    let job = place
+        .read("job.toml")
+        .replace("user =", "after = { kind = \"category\" }\nsame = { kind = \"number\" }\nuser =");
+    fs::write(place.0.join("job.toml"), job).unwrap();
+    let said = place.run("fleet job check job.toml");
+    assert!(
+        said.contains("columns.after: the feature alone predicts the label (AUC 1.0000)"),
+        "{said}"
+    );
+    assert!(said.contains("columns.same: all values are the same"), "{said}");
+}

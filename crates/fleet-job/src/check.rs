@@ -1,0 +1,472 @@
+//! Rules of a job file that concern several fields. Each rule is a function that adds problems; all
+//! of them run, so that one reading shows everything.
+
+use crate::file::{Text, View, read_text};
+use crate::job::{ColumnKind, ColumnPart, Embed, Job, ModelKind, Role, Split, TaskKind, bytes_of};
+use fleet_base::text;
+use fleet_config::{Place, Problem};
+use std::path::Path;
+
+/// Returns all problems of the text of a job file, in the order of their places.
+///
+/// ```
+/// let text = "version = 1\ndata = { train = \"a.csv\" }\n[columns]\nage = { kind = \"numbr\" }\n";
+/// let problems = fleet_job::problems_of("job.toml".as_ref(), text);
+/// let first = problems[0].to_string();
+/// assert!(first.starts_with("job.toml:4:16: error: columns.age.kind: expected one of number,"));
+/// ```
+pub fn problems_of(file: &Path, text: &str) -> Vec<Problem> {
+    check(&read_text(file, text)).1
+}
+
+/// Returns the job of a file, and all problems of the file.
+pub fn check(file: &Text) -> (Job, Vec<Problem>) {
+    let root = View::root(&file.root);
+    let job = Job::of(root);
+    let mut rules = Rules { root, job: &job, problems: Vec::new() };
+    // A table that is missing or not readable is a problem already; its rules would repeat it.
+    if file.problems.iter().all(|problem| problem.path != "columns" && !problem.path.is_empty()) {
+        rules.columns();
+        rules.labels();
+        rules.crosses();
+        rules.slices();
+    }
+    if file.problems.is_empty() {
+        rules.splits();
+    }
+    rules.data();
+    rules.model();
+    rules.train();
+    let mut problems = file.problems.clone();
+    let found = rules.problems.into_iter();
+    problems.extend(found.map(|problem| Problem { file: Some(file.file.clone()), ..problem }));
+    problems.sort_by_key(|problem| problem.place);
+    (job, problems)
+}
+
+struct Rules<'t> {
+    root: View<'t>,
+    job: &'t Job,
+    problems: Vec<Problem>,
+}
+
+impl<'t> Rules<'t> {
+    fn add(&mut self, problem: Problem, place: Option<Place>) {
+        self.problems.push(match place {
+            Some(place) => problem.at(place),
+            None => problem,
+        });
+    }
+
+    fn column_view(&self, name: &str) -> View<'t> {
+        self.root.table("columns").table(name)
+    }
+
+    fn columns(&mut self) {
+        let job = self.job;
+        for column in &job.columns {
+            let view = self.column_view(&column.name);
+            let path = format!("columns.{}", column.name);
+            if column.role == Role::Feature && view.text("kind").is_none() {
+                let problem = Problem::error(format!("{path}.kind"), "a feature needs a kind")
+                    .help("add kind = \"number\", \"category\" or \"categories\"");
+                self.add(problem, column.at);
+                continue;
+            }
+            self.kind_of_role(column, &path, view);
+            self.fields_of_kind(column, &path, view);
+        }
+        let mut sources: Vec<(&str, &ColumnPart)> = Vec::new();
+        for column in &job.columns {
+            match sources.iter().find(|(source, _)| *source == column.source) {
+                Some((source, first)) => {
+                    let message =
+                        format!("the column '{source}' of the files is already '{}'", first.name);
+                    let problem = Problem::error(format!("columns.{}.name", column.name), message);
+                    self.add(problem, self.column_view(&column.name).place("name"));
+                }
+                None => sources.push((&column.source, column)),
+            }
+        }
+        if !job.columns.iter().any(|column| column.role == Role::Feature) && job.crosses.is_empty()
+        {
+            let problem = Problem::error("columns", "the job has no features")
+                .help("add a column with a kind, such as age = { kind = \"number\" }");
+            self.add(problem, self.root.place("columns"));
+        }
+    }
+
+    fn kind_of_role(&mut self, column: &ColumnPart, path: &str, view: View<'_>) {
+        let (expected, fits) = match column.role {
+            Role::Feature => ("number, category or categories", column.kind != ColumnKind::Time),
+            Role::Weight => ("number", column.kind == ColumnKind::Number),
+            Role::Time => ("time", column.kind == ColumnKind::Time),
+            Role::Label => {
+                let kinds = [ColumnKind::Number, ColumnKind::Category];
+                ("number or category", kinds.contains(&column.kind))
+            }
+            Role::Group => ("category or time", column.kind != ColumnKind::Number),
+        };
+        if !fits {
+            let got = view.text("kind").unwrap_or_default();
+            let message = format!("expected {expected} for this role, got {got}");
+            self.add(Problem::error(format!("{path}.kind"), message), view.place("kind"));
+        }
+    }
+
+    /// Fields that have no effect are errors: nothing in a job file is ignored.
+    fn fields_of_kind(&mut self, column: &ColumnPart, path: &str, view: View<'_>) {
+        let is = |kind: ColumnKind| column.kind == kind && column.role == Role::Feature;
+        let ids = is(ColumnKind::Category) || is(ColumnKind::Categories);
+        let embed = column.number.embed;
+        let rules: [(&[&str], bool, &str); 7] = [
+            (&["transform", "embed"], is(ColumnKind::Number), "features of kind number"),
+            (&["bins"], matches!(embed, Embed::Piecewise(_)), "embed = \"piecewise\""),
+            (
+                &["frequencies", "sigma"],
+                matches!(embed, Embed::Periodic { .. }),
+                "embed = \"periodic\"",
+            ),
+            (&["vocabulary", "buckets", "dim"], ids, "features of kind category or categories"),
+            (&["at_most", "pooling"], is(ColumnKind::Categories), "features of kind categories"),
+            (&["separator"], column.kind == ColumnKind::Categories, "kind = \"categories\""),
+            (&["positive", "at_least", "classes"], column.role == Role::Label, "role = \"label\""),
+        ];
+        for (fields, applies, to) in rules {
+            for field in fields.iter().filter(|field| !applies && view.node(field).is_some()) {
+                let problem =
+                    Problem::error(format!("{path}.{field}"), format!("applies only to {to}"));
+                self.add(problem.help("remove the field"), view.place(field));
+            }
+        }
+        self.either_vocabulary_or_buckets(path, view);
+    }
+
+    fn either_vocabulary_or_buckets(&mut self, path: &str, view: View<'_>) {
+        if view.node("vocabulary").is_some() && view.node("buckets").is_some() {
+            let problem = Problem::error(format!("{path}.buckets"), "conflicts with vocabulary")
+                .help("hash values into buckets, or look them up in a vocabulary");
+            self.add(problem, view.place("buckets"));
+        }
+    }
+
+    fn labels(&mut self) {
+        let labels: Vec<&ColumnPart> =
+            self.job.columns.iter().filter(|column| column.role == Role::Label).collect();
+        let Some(label) = labels.first() else {
+            let problem = Problem::error("columns", "no column has the role label")
+                .help("add role = \"label\" to the column that the model predicts");
+            return self.add(problem, self.root.place("columns"));
+        };
+        for other in &labels[1..] {
+            let message = format!("'{}' is the label already", label.name);
+            let place = self.column_view(&other.name).place("role");
+            self.add(Problem::error(format!("columns.{}.role", other.name), message), place);
+        }
+        let view = self.column_view(&label.name);
+        let path = format!("columns.{}", label.name);
+        self.label_of_task(label, &path, view);
+        let weights = self.job.columns.iter().filter(|column| column.role == Role::Weight);
+        if let Some(second) = weights.skip(1).next() {
+            let place = self.column_view(&second.name).place("role");
+            let path = format!("columns.{}.role", second.name);
+            self.add(Problem::error(path, "another column is the weight already"), place);
+        }
+    }
+
+    fn label_of_task(&mut self, label: &ColumnPart, path: &str, view: View<'_>) {
+        let task = self.job.task;
+        let allowed: &[&str] = match task {
+            TaskKind::Binary => &["positive", "at_least"],
+            TaskKind::MultiClass => &["classes"],
+            TaskKind::Regression => &[],
+        };
+        for field in ["positive", "at_least", "classes"] {
+            if view.node(field).is_some() && !allowed.contains(&field) {
+                let message = format!("does not apply to the task {}", name_of(task));
+                self.add(Problem::error(format!("{path}.{field}"), message), view.place(field));
+            }
+        }
+        let is_text = label.kind == ColumnKind::Category;
+        let problem = match task {
+            TaskKind::Binary if is_text && label.label.positive_text.is_none() => Problem::error(
+                format!("{path}.positive"),
+                "a label of kind category needs the value that is 1",
+            )
+            .help("add positive = \"VALUE\""),
+            TaskKind::Binary if label.label.positive_text.is_some() && !is_text => Problem::error(
+                format!("{path}.positive"),
+                "expected a number for a label of kind number",
+            )
+            .help("write positive = 1, or kind = \"category\""),
+            TaskKind::Binary
+                if label.label.at_least.is_some()
+                    && (label.label.positive_text.is_some()
+                        || label.label.positive_number.is_some()) =>
+            {
+                Problem::error(format!("{path}.at_least"), "conflicts with positive")
+            }
+            TaskKind::Binary if is_text && label.label.at_least.is_some() => {
+                Problem::error(format!("{path}.at_least"), "needs kind = \"number\"")
+            }
+            TaskKind::MultiClass if !is_text || label.label.classes.is_empty() => Problem::error(
+                format!("{path}.classes"),
+                "a multi_class task needs the classes",
+            )
+            .help(
+                "add kind = \"category\" and classes = [\"A\", \"B\", ..], the values of the label",
+            ),
+            TaskKind::Regression if is_text => {
+                Problem::error(format!("{path}.kind"), "a regression needs a label of kind number")
+            }
+            _ => return,
+        };
+        self.add(problem, view.at);
+    }
+
+    fn crosses(&mut self) {
+        let job = self.job;
+        for cross in &job.crosses {
+            let path = format!("crosses.{}", cross.name);
+            if job.column(&cross.name).is_some() {
+                let problem = Problem::error(&path, "a column has this name")
+                    .help("give the cross another name");
+                self.add(problem, cross.at);
+            }
+            for (index, name) in cross.columns.iter().enumerate() {
+                let path = format!("{path}[{index}]");
+                if cross.columns[..index].contains(name) {
+                    self.add(
+                        Problem::error(path, format!("column '{name}' is named twice")),
+                        cross.at,
+                    );
+                } else {
+                    self.known_column(&path, name, cross.at, &[ColumnKind::Category]);
+                }
+            }
+            if let Some(node) = self.root.table("crosses").node(&cross.name) {
+                self.either_vocabulary_or_buckets(&path, View::of(node));
+            }
+        }
+    }
+
+    /// Checks that a name is that of a column of one of these kinds.
+    fn known_column(&mut self, path: &str, name: &str, at: Option<Place>, kinds: &[ColumnKind]) {
+        let Some(column) = self.job.column(name) else {
+            let names = self.job.columns.iter().map(|column| column.name.as_str());
+            let near = text::did_you_mean(name, names);
+            let problem = Problem::error(path, format!("no column '{name}'{near}"))
+                .help("name a column of [columns] that is not ignored");
+            return self.add(problem, at);
+        };
+        if !kinds.contains(&column.kind) {
+            let expected: Vec<&str> = kinds.iter().map(|kind| name_of_kind(*kind)).collect();
+            let (expected, got) = (expected.join(" or "), name_of_kind(column.kind));
+            let message = format!("expected a column of kind {expected}, got {got} ('{name}')");
+            self.add(Problem::error(path, message), at);
+        }
+    }
+
+    fn slices(&mut self) {
+        let view = self.root.table("evaluation");
+        let job = self.job;
+        for (index, name) in job.evaluation.slices.iter().enumerate() {
+            let path = format!("evaluation.slices[{index}]");
+            self.known_column(&path, name, view.place("slices"), &[ColumnKind::Category]);
+        }
+        let goals: &[&str] = match job.task {
+            TaskKind::Binary => &["auc", "loss"],
+            TaskKind::MultiClass => &["loss", "accuracy"],
+            TaskKind::Regression => &["loss", "rmse"],
+        };
+        if !goals.contains(&job.goal()) {
+            let (got, task) = (job.goal(), name_of(job.task));
+            let message =
+                format!("expected {} for the task {task}, got '{got}'", goals.join(" or "));
+            self.add(Problem::error("evaluation.goal", message), view.place("goal"));
+        }
+    }
+
+    fn splits(&mut self) {
+        let data = self.root.table("data");
+        for name in ["validation", "test"] {
+            let Some(view) = data.maybe_table(name) else { continue };
+            self.split(&format!("data.{name}"), view, name == "validation");
+        }
+        let share = |split: &Option<Split>| match split {
+            Some(
+                Split::Random(share) | Split::Hash { share, .. } | Split::Newest { share, .. },
+            ) => *share,
+            _ => 0.0,
+        };
+        let taken = share(&self.job.data.test) + share(&self.job.data.validation);
+        if taken >= 1.0 {
+            let message =
+                format!("validation and test take all rows: their shares add up to {taken}");
+            self.add(Problem::error("data", message), data.at);
+        }
+        if self.job.data.validation.is_none() {
+            let evaluation = self.root.table("evaluation");
+            let given = [
+                ("train.early_stop", self.root.table("train"), "early_stop"),
+                ("evaluation.every", evaluation, "every"),
+                ("evaluation.goal", evaluation, "goal"),
+            ];
+            for (path, view, field) in given {
+                if view.node(field).is_some() {
+                    let problem = Problem::error(path, "needs validation rows")
+                        .help("set data.validation, such as { share = 0.1 }");
+                    self.add(problem, view.place(field));
+                }
+            }
+        }
+    }
+
+    fn split(&mut self, path: &str, view: View<'_>, may_be_none: bool) {
+        let has = |name: &str| view.node(name).is_some();
+        let ways = ["files", "hash", "column"].iter().filter(|name| has(name)).count();
+        if ways > 1 {
+            let problem = Problem::error(path, "files, hash and column exclude each other");
+            return self.add(problem, view.at);
+        }
+        let missing = if has("files") {
+            None
+        } else if has("column") {
+            (!has("after") && !has("share")).then_some("share or after")
+        } else {
+            (!has("share")).then_some("share")
+        };
+        if let Some(missing) = missing {
+            let problem = Problem::error(path, format!("needs {missing}"));
+            return self.add(problem.help("for example { share = 0.2 }"), view.at);
+        }
+        if has("share") && (has("files") || has("after")) {
+            let message = "has no effect beside files and after";
+            self.add(Problem::error(format!("{path}.share"), message), view.place("share"));
+        }
+        if has("after") && !has("column") {
+            let problem = Problem::error(format!("{path}.after"), "needs the time column")
+                .help("add column = \"NAME\"");
+            self.add(problem, view.place("after"));
+        } else if has("after") && crate::job::split(view).is_none() {
+            let message = "expected a time: seconds since 1970, or a date such as \"2024-03-01\"";
+            self.add(Problem::error(format!("{path}.after"), message), view.place("after"));
+        }
+        if let Some(share) = view.number("share")
+            && (share >= 1.0 || share == 0.0 && !may_be_none)
+        {
+            let message = format!("expected a share above 0 and below 1, got {share}");
+            self.add(Problem::error(format!("{path}.share"), message), view.place("share"));
+        }
+        for (field, kind) in [("hash", ColumnKind::Category), ("column", ColumnKind::Time)] {
+            if let Some(name) = view.text(field) {
+                self.known_column(&format!("{path}.{field}"), name, view.place(field), &[kind]);
+            }
+        }
+    }
+
+    fn data(&mut self) {
+        let view = self.root.table("data");
+        if let Some(text) = view.text("memory")
+            && bytes_of(text).is_none()
+        {
+            let message = format!("expected an amount of memory such as \"4GiB\", got '{text}'");
+            self.add(Problem::error("data.memory", message), view.place("memory"));
+        }
+        if let Some(text) = view.text("separator") {
+            let is_one = text.len() == 1 && !"\"\r\n".contains(text);
+            if !is_one {
+                let message = format!("expected one ASCII character, got '{text}'");
+                self.add(Problem::error("data.separator", message), view.place("separator"));
+            }
+        }
+        if view.node("window").is_some()
+            && view.count("window").is_some_and(|rows| rows > WINDOW_MAX)
+        {
+            let message = format!("expected at most {WINDOW_MAX} rows");
+            self.add(Problem::error("data.window", message), view.place("window"));
+        }
+    }
+
+    fn model(&mut self) {
+        let view = self.root.table("model");
+        let job = self.job;
+        if job.model.kind != ModelKind::DcnV2 {
+            for field in ["cross_layers", "rank"] {
+                if view.node(field).is_some() {
+                    let problem = Problem::error(
+                        format!("model.{field}"),
+                        "applies only to kind = \"dcn_v2\"",
+                    );
+                    self.add(problem.help("remove the field"), view.place(field));
+                }
+            }
+        }
+        if job.model.kind == ModelKind::DeepFm {
+            let columns = job
+                .columns
+                .iter()
+                .map(|it| (format!("columns.{}.dim", it.name), &it.category, it.at));
+            let crosses = job
+                .crosses
+                .iter()
+                .map(|it| (format!("crosses.{}.dim", it.name), &it.category, it.at));
+            for (path, category, at) in columns.chain(crosses) {
+                if category.dim.is_some_and(|dim| dim != job.model.dim) {
+                    let problem = Problem::error(
+                        path,
+                        format!(
+                            "deepfm needs the same width for all embeddings: expected {}",
+                            job.model.dim
+                        ),
+                    )
+                    .help("set model.dim and remove dim here");
+                    self.add(problem, at);
+                }
+            }
+        }
+        let deep = ["dropout", "input_dropout", "batch_norm", "activation"];
+        if job.model.hidden.is_empty() {
+            for field in deep.iter().filter(|field| view.node(field).is_some()) {
+                let problem = Problem::error(format!("model.{field}"), "needs hidden layers");
+                self.add(problem, view.place(field));
+            }
+        }
+    }
+
+    fn train(&mut self) {
+        let view = self.root.table("train").table("optimizer");
+        let optimizer = &self.job.train.optimizer;
+        if view.node("momentum").is_some() && optimizer.kind != "momentum" {
+            let problem =
+                Problem::error("train.optimizer.momentum", "applies only to kind = \"momentum\"");
+            self.add(problem.help("remove the field"), view.place("momentum"));
+        }
+        let tables = self.root.table("tables");
+        if self.job.tables.weight_decay > 0.0 && tables.text("sparse") == Some("yes") {
+            let problem = Problem::error("tables.weight_decay", "conflicts with sparse = \"yes\"")
+                .help("regularization changes all rows in each step: set sparse = \"no\"");
+            self.add(problem, tables.place("weight_decay"));
+        }
+    }
+}
+
+/// Rows of a window are in memory at once.
+const WINDOW_MAX: u64 = 1 << 28;
+
+fn name_of(task: TaskKind) -> &'static str {
+    match task {
+        TaskKind::Binary => "binary",
+        TaskKind::MultiClass => "multi_class",
+        TaskKind::Regression => "regression",
+    }
+}
+
+fn name_of_kind(kind: ColumnKind) -> &'static str {
+    match kind {
+        ColumnKind::Number => "number",
+        ColumnKind::Category => "category",
+        ColumnKind::Categories => "categories",
+        ColumnKind::Time => "time",
+    }
+}

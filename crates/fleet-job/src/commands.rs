@@ -1,0 +1,75 @@
+//! `fleet job`: checks, trains and describes job files.
+
+use crate::check::check;
+use crate::data::JobData;
+use crate::file;
+use crate::problems::of_findings;
+use crate::schema;
+use crate::train::{self, TrainArgs};
+use clap::{Args, Subcommand};
+use fleet::{Error, Fleet};
+use fleet_base::output::{ExitReason, Output};
+use fleet_base::{Result, text};
+use std::path::{Path, PathBuf};
+
+/// A command about job files.
+#[derive(Subcommand)]
+#[allow(missing_docs, reason = "clap would show it as the description of a command")]
+pub enum JobCommand {
+    /// Find the problems of a job file and of its data, without training
+    Check(CheckArgs),
+    /// Train a job in this process; fleetrun job:FILE trains it in several
+    Train(TrainArgs),
+    /// Print the JSON schema of job files, for editors
+    Schema,
+    /// Print all fields of job files as Markdown tables
+    Fields,
+}
+
+/// Arguments of `fleet job check`.
+#[derive(Args)]
+#[allow(missing_docs, reason = "clap would show it as the description of a command")]
+pub struct CheckArgs {
+    /// Job file
+    pub file: PathBuf,
+    /// Number of rows of the data to read
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
+    pub rows: u64,
+}
+
+/// Runs a command in this process.
+pub fn run(command: &JobCommand, fleet: &Fleet, out: &mut Output) -> Result<(), ExitReason> {
+    match command {
+        JobCommand::Check(args) => check_job(args, out),
+        JobCommand::Train(args) => train::run(args, fleet, out),
+        JobCommand::Schema => out.line(format!("{:#}", schema::json_schema())),
+        JobCommand::Fields => out.text(schema::markdown()),
+    }
+}
+
+fn check_job(args: &CheckArgs, out: &mut Output) -> Result<(), ExitReason> {
+    let (text, _) = file::read(&args.file)?;
+    let (job, mut problems) = check(&text);
+    let mut seen = String::new();
+    if problems.iter().all(|problem| !problem.is_error()) {
+        let base = args.file.parent().unwrap_or(Path::new(""));
+        let data = JobData::open(&job, base)?;
+        let fitted = data.fit(args.rows)?;
+        problems.extend(of_findings(&fitted.findings, &text));
+        let rows = fitted.counts.train + fitted.counts.validation + fitted.counts.test;
+        let only = if rows == args.rows { "the first " } else { "" };
+        let files = text::counted(data.files().len(), "file");
+        seen = format!(", {only}{} rows of {files}", text::count(rows as f64));
+    }
+    problems.iter().try_for_each(|problem| out.line(problem))?;
+    let errors = problems.iter().filter(|problem| problem.is_error()).count();
+    if errors > 0 {
+        let (file, count) = (args.file.display(), text::counted(errors, "error"));
+        return Err(Error::invalid(format!("{file} has {count}")).into());
+    }
+    let warnings = match problems.len() {
+        0 => "no problems".to_string(),
+        count => text::counted(count, "warning"),
+    };
+    out.line(format!("{}: {warnings}{seen}", args.file.display()))
+}

@@ -1,0 +1,332 @@
+//! The data of a job: its files, the fitted features, and the rows of each part as datasets.
+
+use crate::features::{Applied, Features, Finding, Fit};
+use crate::job::{Job, Split};
+use crate::raw::{Raw, expand, format_of};
+use crate::rows::{BadLabels, JobRows, Share, Window, for_each_row};
+use crate::split::{Part, RowPlan, newest_column};
+use fleet::data::{
+    BatchLayout, BatchSource, Dataset, DatasetOptions, InMemoryDataset, QueueDataset,
+};
+use fleet_base::{Error, Result, text};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The data of a job, before its rows are read.
+pub struct JobData {
+    job: Job,
+    base: PathBuf,
+    train: Vec<PathBuf>,
+    raw: Arc<Raw>,
+    plan: Arc<RowPlan>,
+}
+
+/// Numbers of rows of the training files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Rows to train on, without those whose labels cannot be used.
+    pub train: u64,
+    /// Rows for validation.
+    pub validation: u64,
+    /// Rows for the test.
+    pub test: u64,
+}
+
+/// The result of reading the training rows once.
+pub struct Fitted {
+    /// The features.
+    pub features: Features,
+    /// Numbers of rows.
+    pub counts: Counts,
+    /// What the rows show about the job.
+    pub findings: Vec<Finding>,
+}
+
+impl JobData {
+    /// Finds the files. If a part is the newest share of the rows, reads the times of all rows.
+    /// Names of files are relative to `base`.
+    pub fn open(job: &Job, base: &Path) -> Result<JobData> {
+        let train = expand(&job.data.train, base).map_err(|error| error.at("data.train"))?;
+        let Some(first) = train.first() else {
+            return Err(Error::invalid("no files to train on").at("data.train"));
+        };
+        let format = format_of(&job.data, &job.columns, first)?;
+        let keeps_texts = !job.evaluation.slices.is_empty();
+        let raw = Arc::new(Raw::new(job, base, format, keeps_texts, |_| true)?);
+        let times = times(job, base, &train)?;
+        let plan = RowPlan::new(&job.data, &raw.names, job.train.seed, &times)?;
+        let (job, base, plan) = (job.clone(), base.to_path_buf(), Arc::new(plan));
+        Ok(JobData { job, base, train, raw, plan })
+    }
+
+    /// Returns the files to train on.
+    pub fn files(&self) -> &[PathBuf] {
+        &self.train
+    }
+
+    /// Reads the training files and fits the features to the training rows. `rows_max` stops after
+    /// this number of rows of all parts.
+    pub fn fit(&self, rows_max: u64) -> Result<Fitted> {
+        let mut fit = Fit::new(&self.job, &self.raw.names, self.raw.block())?;
+        let bad = BadLabels::at_most(self.raw.bad_rows_max);
+        let mut counts = Counts::default();
+        let mut rows = 0;
+        let mut spans: BTreeMap<&str, (i64, i64)> = BTreeMap::new();
+        let time = self.job.columns.iter().find(|column| column.role == crate::job::Role::Time);
+        let time = time.map(|column| self.raw.names.index(&column.name)).transpose()?;
+        for_each_row(&self.raw, &self.train, |file, number, block, row| {
+            if rows == rows_max {
+                return Ok(false);
+            }
+            rows += 1;
+            let part = self.plan.part(file, number, block, row);
+            if let Some(seconds) = time.and_then(|at| block.column(at).ids(row)?.first().copied()) {
+                let span = spans.entry(name_of(part)).or_insert((seconds, seconds));
+                *span = (span.0.min(seconds), span.1.max(seconds));
+            }
+            match part {
+                Part::Train => match fit.add(block, row) {
+                    Ok(()) => counts.train += 1,
+                    Err(label) => bad.add(label)?,
+                },
+                Part::Validation => counts.validation += 1,
+                Part::Test => counts.test += 1,
+            }
+            Ok(true)
+        })?;
+        let mut findings = fit.findings();
+        if counts.train > 0 {
+            self.empty_parts(counts, &mut findings);
+        }
+        self.overlap_in_time(&spans, time, &mut findings)?;
+        let texts = self.raw.texts.as_deref();
+        Ok(Fitted { features: fit.finish(texts), counts, findings })
+    }
+
+    /// A part of the training files that has no rows cannot measure the model.
+    fn empty_parts(&self, counts: Counts, findings: &mut Vec<Finding>) {
+        let parts = [
+            ("data.validation", &self.job.data.validation, counts.validation),
+            ("data.test", &self.job.data.test, counts.test),
+        ];
+        for (path, split, count) in parts {
+            if count == 0 && !matches!(split, None | Some(Split::Files(_))) {
+                findings.push(Finding {
+                    path: path.to_string(),
+                    message: "the part has no rows".to_string(),
+                    help: "take a larger share, or an earlier time".to_string(),
+                    is_error: true,
+                });
+            }
+        }
+    }
+
+    /// A test of the past with a model that has seen the future is better than it will be in use.
+    fn overlap_in_time(
+        &self,
+        spans: &BTreeMap<&str, (i64, i64)>,
+        time: Option<usize>,
+        findings: &mut Vec<Finding>,
+    ) -> Result<()> {
+        let Some(train) = spans.get(name_of(Part::Train)) else { return Ok(()) };
+        let column = self.job.columns.iter().find(|it| it.role == crate::job::Role::Time);
+        let column = column.map(|column| column.name.clone()).unwrap_or_default();
+        for part in [Part::Validation, Part::Test] {
+            let mut span = spans.get(name_of(part)).copied();
+            if let (Some(files), Some(at)) = (self.own_files(part)?, time) {
+                for_each_row(&self.raw, &files, |_, _, block, row| {
+                    if let Some(seconds) = block.column(at).ids(row).and_then(|ids| ids.first()) {
+                        let (first, last) = span.unwrap_or((*seconds, *seconds));
+                        span = Some((first.min(*seconds), last.max(*seconds)));
+                    }
+                    Ok(true)
+                })?;
+            }
+            if let Some((first, _)) = span.filter(|(first, _)| *first < train.1) {
+                let name = name_of(part);
+                findings.push(Finding {
+                    path: format!("data.{name}"),
+                    message: format!(
+                        "training rows are newer than {name} rows: up to {} and from {first} ({column})",
+                        train.1
+                    ),
+                    help: format!("divide by time: {name} = {{ column = \"{column}\", share = 0.2 }}"),
+                    is_error: false,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the files of a part that has files of its own.
+    fn own_files(&self, part: Part) -> Result<Option<Vec<PathBuf>>> {
+        let split = match part {
+            Part::Train => None,
+            Part::Validation => self.job.data.validation.as_ref(),
+            Part::Test => self.job.data.test.as_ref(),
+        };
+        let Some(Split::Files(patterns)) = split else { return Ok(None) };
+        let files = expand(patterns, &self.base).map_err(|error| error.at(name_of(part)))?;
+        let shared = files.iter().find(|file| self.train.contains(file));
+        match shared {
+            Some(file) => Err(Error::invalid("a file is for training and for another part")
+                .got(file.display())
+                .at(format!("data.{}", name_of(part)))
+                .help("change the patterns so that each file is in one part")),
+            None => Ok(Some(files)),
+        }
+    }
+
+    /// Returns a part's rows as a format, and the files that have them.
+    fn rows(
+        &self,
+        applied: &Arc<Applied>,
+        part: Part,
+        share: Share,
+    ) -> Result<(JobRows, Vec<PathBuf>)> {
+        let own = self.own_files(part)?;
+        let rows = JobRows {
+            raw: self.raw.pass(),
+            applied: Arc::clone(applied),
+            part: own.is_none().then(|| (Arc::clone(&self.plan), part)),
+            share,
+            window: None,
+            bad: Arc::new(BadLabels::at_most(self.raw.bad_rows_max)),
+        };
+        Ok((rows, own.unwrap_or_else(|| self.train.clone())))
+    }
+
+    /// Prepares features for these columns, with the label.
+    pub fn apply(&self, features: &Arc<Features>) -> Result<Arc<Applied>> {
+        Ok(Arc::new(Applied::new(features, &self.raw.names, true)?))
+    }
+
+    /// Loads a part's rows into memory.
+    pub fn load(
+        &self,
+        applied: &Arc<Applied>,
+        part: Part,
+        share: Share,
+        batch: usize,
+    ) -> Result<InMemoryDataset> {
+        let (rows, files) = self.rows(applied, part, share)?;
+        let mut dataset = InMemoryDataset::new(self.options(rows, applied, batch)?)?;
+        dataset.set_filelist(files)?;
+        dataset.load_into_memory()?;
+        Ok(dataset)
+    }
+
+    /// Streams a part's rows from the files in each epoch.
+    pub fn stream(
+        &self,
+        applied: &Arc<Applied>,
+        part: Part,
+        share: Share,
+        batch: usize,
+    ) -> Result<Streamed> {
+        let (mut rows, files) = self.rows(applied, part, share)?;
+        let epoch = Arc::new(AtomicU64::new(0));
+        if part == Part::Train {
+            let (rows_max, seed) = (self.job.data.window, self.job.train.seed);
+            rows.window = Some(Window { rows: rows_max, seed, epoch: Arc::clone(&epoch) });
+        }
+        let mut dataset = QueueDataset::new(self.options(rows, applied, batch)?)?;
+        dataset.set_filelist(files)?;
+        Ok(Streamed { dataset, epoch })
+    }
+
+    fn options(&self, rows: JobRows, applied: &Applied, batch: usize) -> Result<DatasetOptions> {
+        Ok(DatasetOptions {
+            layout: applied.layout()?,
+            batch_size: batch,
+            threads: self.threads(),
+            seed: self.job.train.seed,
+            ..DatasetOptions::new(rows)?
+        })
+    }
+
+    fn threads(&self) -> usize {
+        match self.job.data.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        }
+    }
+
+    /// Returns whether the rows of a part fit into the job's memory.
+    pub fn fits(&self, applied: &Applied, rows: u64) -> bool {
+        let bytes = |slot: &fleet_data::Slot| match slot.kind {
+            fleet_data::SlotKind::Floats => 4 * slot.width().unwrap_or(SEVERAL_VALUES),
+            fleet_data::SlotKind::Ids => 8 * slot.width().unwrap_or(SEVERAL_VALUES),
+        };
+        let row: usize = applied.schema().slots().iter().map(bytes).sum();
+        let row = row + ORDER_BYTES;
+        rows.saturating_mul(row as u64) <= self.job.data.memory_bytes
+    }
+}
+
+/// Assumed number of values of a feature with several.
+const SEVERAL_VALUES: usize = 16;
+/// Memory of a row besides its values: its place in the order.
+const ORDER_BYTES: usize = 8;
+
+/// Rows that are read from files in each epoch, in another order each time.
+pub struct Streamed {
+    dataset: QueueDataset,
+    epoch: Arc<AtomicU64>,
+}
+
+impl Streamed {
+    /// Sets the epoch, by which rows are shuffled.
+    pub fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Relaxed);
+    }
+}
+
+impl Dataset for Streamed {
+    fn layout(&self) -> &Arc<BatchLayout> {
+        self.dataset.layout()
+    }
+
+    fn sources(&self, threads: usize) -> Result<Vec<Box<dyn BatchSource>>> {
+        self.dataset.sources(threads)
+    }
+}
+
+/// Returns the sorted times of all rows, if a part is the newest share of them.
+fn times(job: &Job, base: &Path, files: &[PathBuf]) -> Result<Vec<i64>> {
+    let Some(column) = newest_column(&job.data) else { return Ok(Vec::new()) };
+    let Some(first) = files.first() else { return Ok(Vec::new()) };
+    let format = format_of(&job.data, &job.columns, first)?;
+    let raw = Raw::new(job, base, format, false, |other| other.name == column)?;
+    let mut times = Vec::new();
+    for_each_row(&raw, files, |_, _, block, row| {
+        times.extend(block.column(0).ids(row).and_then(|ids| ids.first()));
+        Ok(true)
+    })?;
+    times.sort_unstable();
+    Ok(times)
+}
+
+/// Returns the name of a part in the job file.
+pub fn name_of(part: Part) -> &'static str {
+    match part {
+        Part::Train => "train",
+        Part::Validation => "validation",
+        Part::Test => "test",
+    }
+}
+
+impl std::fmt::Display for Counts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let count = |count: u64| text::count(count as f64);
+        write!(f, "{} rows to train on", count(self.train))?;
+        for (rows, what) in [(self.validation, "validation"), (self.test, "test")] {
+            if rows > 0 {
+                write!(f, ", {} for {what}", count(rows))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,334 @@
+//! Fits features to the training rows, in one pass.
+
+use super::ids::{ByHash, IdsFit, cross_hash};
+use super::label::{BadLabel, Label, Meaning};
+use super::number::{Number, NumberFit};
+use super::{Features, Slice};
+use crate::job::{ColumnKind, ColumnPart, Job, Role};
+use crate::raw::RawNames;
+use fleet_base::{Error, Result};
+use fleet_data::{Block, TextDictionary};
+use fleet_metrics::Auc;
+
+/// Counts and moments of the training rows.
+pub struct Fit {
+    label: Label,
+    label_at: usize,
+    class_hashes: Vec<u64>,
+    /// Labels of a binary or multi_class task, by value; of a regression, count, mean and sum of
+    /// squared differences.
+    classes: Vec<u64>,
+    moments: (u64, f64, f64),
+    weight: Option<String>,
+    numbers: Vec<(usize, String, NumberFit)>,
+    ids: Vec<IdsColumn>,
+    slices: Vec<(usize, String, IdsFit)>,
+    dim: i64,
+    rows: u64,
+    /// The first rows, for findings that need pairs of values.
+    first: Block,
+    first_labels: Vec<f32>,
+}
+
+struct IdsColumn {
+    name: String,
+    columns: Vec<String>,
+    at: Vec<usize>,
+    is_several: bool,
+    fit: IdsFit,
+}
+
+/// Something about the data that the user should know before a training.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The field of the job file that it concerns.
+    pub path: String,
+    /// What was found.
+    pub message: String,
+    /// What to do.
+    pub help: String,
+    /// Whether the job cannot be trained.
+    pub is_error: bool,
+}
+
+/// Training rows that are kept for findings.
+const FIRST_ROWS: usize = 50_000;
+/// Area under the curve of a single feature above which it must have the label in it.
+const LEAK_AUC: f64 = 0.99;
+/// Values of a slice that the report shows.
+const SLICE_VALUES: usize = 20;
+
+impl Fit {
+    /// Creates a fit of a job's features over blocks with these columns.
+    pub fn new(job: &Job, raw: &RawNames, empty: Block) -> Result<Fit> {
+        let no_label = || Error::internal("the job has no label");
+        let label_column = job.label().ok_or_else(no_label)?;
+        let label = Label::of(label_column, job.task);
+        let features = |kinds: &[ColumnKind]| -> Vec<&ColumnPart> {
+            let is = |it: &&ColumnPart| it.role == Role::Feature && kinds.contains(&it.kind);
+            job.columns.iter().filter(is).collect()
+        };
+        let mut numbers = Vec::new();
+        for (index, column) in features(&[ColumnKind::Number]).into_iter().enumerate() {
+            let fit = NumberFit::new(column.number, job.train.seed, index);
+            numbers.push((raw.index(&column.name)?, column.name.clone(), fit));
+        }
+        let mut ids = Vec::new();
+        for column in features(&[ColumnKind::Category, ColumnKind::Categories]) {
+            ids.push(IdsColumn {
+                name: column.name.clone(),
+                columns: vec![column.name.clone()],
+                at: vec![raw.index(&column.name)?],
+                is_several: column.kind == ColumnKind::Categories,
+                fit: IdsFit::new(column.category.clone()),
+            });
+        }
+        for cross in &job.crosses {
+            let at: Result<Vec<usize>> = cross.columns.iter().map(|name| raw.index(name)).collect();
+            ids.push(IdsColumn {
+                name: cross.name.clone(),
+                columns: cross.columns.clone(),
+                at: at?,
+                is_several: false,
+                fit: IdsFit::new(cross.category.clone()),
+            });
+        }
+        let mut slices = Vec::new();
+        for name in &job.evaluation.slices {
+            let part = job.column(name).map(|column| column.category.clone());
+            let fit = IdsFit::new(part.ok_or_else(no_label)?.counted());
+            slices.push((raw.index(name)?, name.clone(), fit));
+        }
+        let weight = job.columns.iter().find(|column| column.role == Role::Weight);
+        Ok(Fit {
+            label_at: raw.index(&label_column.name)?,
+            class_hashes: label.class_hashes(),
+            classes: vec![0; label.scores().max(2)],
+            moments: (0, 0.0, 0.0),
+            weight: weight.map(|column| column.name.clone()),
+            label,
+            numbers,
+            ids,
+            slices,
+            dim: job.model.dim,
+            rows: 0,
+            first: empty,
+            first_labels: Vec::new(),
+        })
+    }
+
+    /// Adds a training row. Fails if its label cannot be used; the row then has no effect.
+    pub fn add(&mut self, block: &Block, row: usize) -> Result<(), BadLabel> {
+        let column = block.column(self.label_at);
+        let label = self.label.value(&self.class_hashes, column, row)?;
+        self.rows += 1;
+        self.add_label(label);
+        for (at, _, fit) in &mut self.numbers {
+            let value = block.column(*at).floats(row).and_then(|values| values.first());
+            fit.add(value.copied().unwrap_or(f32::NAN));
+        }
+        for ids in &mut self.ids {
+            match &ids.at[..] {
+                [at] => add_ids(&mut ids.fit, block, *at, row),
+                several => ids.fit.add(cross_hash(block, several, row)),
+            }
+        }
+        for (at, _, fit) in &mut self.slices {
+            add_ids(fit, block, *at, row);
+        }
+        if self.first_labels.len() < FIRST_ROWS && self.first.append(block, row..row + 1).is_ok() {
+            self.first_labels.push(label);
+        }
+        Ok(())
+    }
+
+    fn add_label(&mut self, label: f32) {
+        if let Meaning::Number { .. } = self.label.meaning {
+            let (count, mean, squares) = &mut self.moments;
+            *count += 1;
+            let difference = f64::from(label) - *mean;
+            *mean += difference / *count as f64;
+            *squares += difference * (f64::from(label) - *mean);
+        } else if let Some(count) = self.classes.get_mut(label as usize) {
+            *count += 1;
+        }
+    }
+
+    /// Returns the number of rows.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Returns what the training rows show about the job.
+    pub fn findings(&self) -> Vec<Finding> {
+        let mut found = Vec::new();
+        self.label_findings(&mut found);
+        for (at, name, fit) in &self.numbers {
+            let path = format!("columns.{name}");
+            if self.rows > 0 && fit.count() == 0 {
+                found.push(all_missing(path));
+            } else if fit.is_constant() && self.rows > 1 {
+                found.push(warning(path, "all values are the same", "remove the column"));
+            } else if let Some(auc) = self.leak_of_number(*at) {
+                found.push(leak(path, auc));
+            }
+        }
+        for ids in self.ids.iter().filter(|ids| ids.at.len() == 1) {
+            let path = format!("columns.{}", ids.name);
+            if self.rows > 0 && ids.fit.is_missing() {
+                found.push(all_missing(path));
+            } else if let Some(auc) = self.leak_of_category(ids.at[0]) {
+                found.push(leak(path, auc));
+            }
+        }
+        for ids in self.ids.iter().filter(|ids| ids.fit.is_full()) {
+            let table = if ids.at.len() > 1 { "crosses" } else { "columns" };
+            let help = "set buckets, the number of hash buckets, instead of a vocabulary";
+            let path = format!("{table}.{}", ids.name);
+            found.push(Finding {
+                is_error: true,
+                ..warning(path, "too many different values", help)
+            });
+        }
+        found
+    }
+
+    fn label_findings(&self, found: &mut Vec<Finding>) {
+        let path = format!("columns.{}", self.label.column);
+        if self.rows == 0 {
+            let message = "no training row is left";
+            let help = "check data.train, and the shares of validation and test";
+            found.push(Finding { is_error: true, ..warning("data.train".into(), message, help) });
+            return;
+        }
+        let is_constant = match self.label.meaning {
+            Meaning::Number { .. } => self.moments.2 == 0.0,
+            _ => self.classes.iter().filter(|count| **count > 0).count() < 2,
+        };
+        if is_constant {
+            let help = match self.label.meaning {
+                Meaning::Category { .. } | Meaning::Equal(_) => {
+                    "check `positive`, the value that means 1, and the files of data.train"
+                }
+                _ => "check the column, and the files of data.train",
+            };
+            let message = "the label is the same in all training rows";
+            found.push(Finding { is_error: true, ..warning(path, message, help) });
+        }
+    }
+
+    /// Returns the area under the curve of a number, if it nearly equals the label.
+    fn leak_of_number(&self, at: usize) -> Option<f64> {
+        let rows = self.first_labels.len();
+        let column = self.first.column(at);
+        let value = |row: usize| column.floats(row).and_then(|values| values.first()).copied();
+        let mut order: Vec<(f32, f32)> = (0..rows)
+            .filter_map(|row| Some((value(row)?, self.first_labels[row])))
+            .filter(|(value, _)| !value.is_nan())
+            .collect();
+        order.sort_by(|a, b| a.0.total_cmp(&b.0));
+        // Ranks as scores; equal values have the same one.
+        let mut scores = Vec::with_capacity(order.len());
+        let mut first = 0;
+        for index in 0..order.len() {
+            if order[index].0 != order[first].0 {
+                first = index;
+            }
+            scores.push(first as f32 / order.len() as f32);
+        }
+        let labels: Vec<f32> = order.iter().map(|(_, label)| *label).collect();
+        self.leak_of(&scores, &labels)
+    }
+
+    /// Returns the area under the curve of a category's mean label, if it nearly equals the label.
+    /// Categories with few rows each tell nothing: each would have its own label.
+    fn leak_of_category(&self, at: usize) -> Option<f64> {
+        let rows = self.first_labels.len();
+        let column = self.first.column(at);
+        let hash =
+            |row: usize| column.ids(row).and_then(|ids| ids.first()).map_or(0, |id| *id as u64);
+        let mut means: ByHash<(f32, f32)> = ByHash::default();
+        for row in 0..rows {
+            let mean = means.entry(hash(row)).or_default();
+            *mean = (mean.0 + self.first_labels[row], mean.1 + 1.0);
+        }
+        if means.len() * 50 > rows {
+            return None;
+        }
+        let score = |row| means.get(&hash(row)).map_or(0.0, |(sum, count)| sum / count);
+        let scores: Vec<f32> = (0..rows).map(score).collect();
+        self.leak_of(&scores, &self.first_labels)
+    }
+
+    fn leak_of(&self, scores: &[f32], labels: &[f32]) -> Option<f64> {
+        let is_binary = !matches!(self.label.meaning, Meaning::Classes(_) | Meaning::Number { .. });
+        if !is_binary || scores.len() < LEAK_ROWS {
+            return None;
+        }
+        let mut auc = Auc::new(LEAK_BUCKETS).ok()?;
+        auc.add(scores, labels).ok()?;
+        let value = auc.value();
+        let either = value.max(1.0 - value);
+        (either > LEAK_AUC).then_some(either)
+    }
+
+    /// Returns the fitted features.
+    pub fn finish(self, texts: Option<&TextDictionary>) -> Features {
+        let mut label = self.label;
+        if let Meaning::Number { mean, deviation } = &mut label.meaning {
+            let (count, found, squares) = self.moments;
+            *mean = found as f32;
+            let found = (squares / count.max(1) as f64).sqrt() as f32;
+            *deviation = if found > 0.0 { found } else { 1.0 };
+        }
+        let dim = self.dim;
+        // Numbers with the same kind of encoding are beside each other (`model/inputs.rs`).
+        let mut numbers: Vec<Number> =
+            self.numbers.into_iter().map(|(_, name, fit)| fit.finish(&name)).collect();
+        numbers.sort_by_key(|number| number.encoding.order());
+        let ids = self.ids.into_iter();
+        let slices = self.slices.into_iter().map(|(at, column, fit)| {
+            let text = |hash: u64| texts.and_then(|texts| texts.text(at, hash));
+            let values = fit.most_frequent(SLICE_VALUES).into_iter();
+            let values =
+                values.map(|hash| (hash, text(hash).unwrap_or_else(|| format!("{hash:016x}"))));
+            Slice { values: values.collect(), column }
+        });
+        let mut features = Features {
+            numbers,
+            ids: ids.map(|it| it.fit.finish(&it.name, it.columns, dim, it.is_several)).collect(),
+            label,
+            weight: self.weight,
+            slices: slices.collect(),
+            rows: self.rows,
+        };
+        features.place();
+        features
+    }
+}
+
+/// Rows below which a feature may separate the labels by chance.
+const LEAK_ROWS: usize = 200;
+const LEAK_BUCKETS: usize = 4095;
+
+fn add_ids(fit: &mut IdsFit, block: &Block, at: usize, row: usize) {
+    match block.column(at).ids(row) {
+        Some([]) | None => fit.add(0),
+        Some(ids) => ids.iter().for_each(|id| fit.add(*id as u64)),
+    }
+}
+
+fn warning(path: String, message: &str, help: &str) -> Finding {
+    Finding { path, message: message.to_string(), help: help.to_string(), is_error: false }
+}
+
+fn all_missing(path: String) -> Finding {
+    let help = "check the column's name and the texts of data.missing, or remove the column";
+    Finding { is_error: true, ..warning(path, "all values are missing", help) }
+}
+
+fn leak(path: String, auc: f64) -> Finding {
+    let message = format!("the feature alone predicts the label (AUC {auc:.4})");
+    let help = "remove it if it is known only after the label; otherwise ignore this warning";
+    warning(path, &message, help)
+}

@@ -1,0 +1,147 @@
+//! The label: what a raw value means to the task.
+
+use crate::job::{ColumnKind, ColumnPart, TaskKind};
+use fleet_data::{Column, category_hash};
+use serde::{Deserialize, Serialize};
+
+/// The label of a task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Label {
+    /// The column.
+    pub column: String,
+    /// What its values mean.
+    pub meaning: Meaning,
+}
+
+/// Meaning of the values of a label.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Meaning {
+    /// This category is 1, all others are 0.
+    Category {
+        /// Hash of the category.
+        hash: u64,
+    },
+    /// This number is 1; the others are 0.
+    Equal(f32),
+    /// Numbers from this on are 1.
+    AtLeast(f32),
+    /// 0 or 1 themselves.
+    ZeroOne,
+    /// Classes, by their texts.
+    Classes(Vec<String>),
+    /// A number; mean and deviation over the training rows, by which the model's output is scaled.
+    Number {
+        /// Mean of the label.
+        mean: f32,
+        /// Standard deviation of the label.
+        deviation: f32,
+    },
+}
+
+/// A label that cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadLabel {
+    /// The value is missing or NaN.
+    Missing,
+    /// The value is neither 0 nor 1.
+    NotZeroOne,
+    /// The value is none of the classes.
+    UnknownClass,
+}
+
+impl BadLabel {
+    /// Describes the fault.
+    pub fn text(self) -> &'static str {
+        match self {
+            BadLabel::Missing => "the label is missing",
+            BadLabel::NotZeroOne => "the label is neither 0 nor 1",
+            BadLabel::UnknownClass => "the label is none of the classes",
+        }
+    }
+
+    /// Suggests a fix.
+    pub fn help(self) -> &'static str {
+        match self {
+            BadLabel::Missing => "remove the row, or skip such rows with data.bad_rows.at_most",
+            BadLabel::NotZeroOne => {
+                "say which values are 1: positive = VALUE or at_least = NUMBER at the label's column"
+            }
+            BadLabel::UnknownClass => {
+                "add the value to classes, or skip such rows with data.bad_rows.at_most"
+            }
+        }
+    }
+}
+
+impl Label {
+    /// Returns the label of a job. The scale of numbers is unknown before the training rows are
+    /// read.
+    pub fn of(column: &ColumnPart, task: TaskKind) -> Label {
+        let label = &column.label;
+        let meaning = match task {
+            TaskKind::Regression => Meaning::Number { mean: 0.0, deviation: 1.0 },
+            TaskKind::MultiClass => Meaning::Classes(label.classes.clone()),
+            TaskKind::Binary => match (&label.positive_text, label.positive_number, label.at_least)
+            {
+                (Some(text), ..) if column.kind == ColumnKind::Category => {
+                    Meaning::Category { hash: category_hash(text.as_bytes()) }
+                }
+                (_, _, Some(least)) => Meaning::AtLeast(least as f32),
+                (_, Some(number), _) => Meaning::Equal(number as f32),
+                _ => Meaning::ZeroOne,
+            },
+        };
+        Label { column: column.name.clone(), meaning }
+    }
+
+    /// Returns the number of scores of a row.
+    pub fn scores(&self) -> usize {
+        match &self.meaning {
+            Meaning::Classes(classes) => classes.len(),
+            _ => 1,
+        }
+    }
+
+    /// Returns whether the column is read as a category.
+    pub fn is_category(&self) -> bool {
+        matches!(self.meaning, Meaning::Category { .. } | Meaning::Classes(_))
+    }
+
+    /// Returns the hashes of the classes.
+    pub fn class_hashes(&self) -> Vec<u64> {
+        match &self.meaning {
+            Meaning::Classes(classes) => {
+                classes.iter().map(|class| category_hash(class.as_bytes())).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the label of a row: 0 or 1, the number of a class, or a number.
+    pub fn value(&self, classes: &[u64], column: &Column, row: usize) -> Result<f32, BadLabel> {
+        if let Some(ids) = column.ids(row) {
+            let Some(hash) = ids.first().map(|hash| *hash as u64) else {
+                return Err(BadLabel::Missing);
+            };
+            return match &self.meaning {
+                Meaning::Category { hash: positive } => Ok(f32::from(u8::from(hash == *positive))),
+                _ => {
+                    let class = classes.iter().position(|class| *class == hash);
+                    class.map(|class| class as f32).ok_or(BadLabel::UnknownClass)
+                }
+            };
+        }
+        let value = column.floats(row).and_then(|values| values.first()).copied();
+        let Some(value) = value.filter(|value| value.is_finite()) else {
+            return Err(BadLabel::Missing);
+        };
+        let is = |truth: bool| Ok(f32::from(u8::from(truth)));
+        match self.meaning {
+            Meaning::Equal(positive) => is(value == positive),
+            Meaning::AtLeast(least) => is(value >= least),
+            Meaning::Number { .. } => Ok(value),
+            _ if value == 0.0 || value == 1.0 => Ok(value),
+            _ => Err(BadLabel::NotZeroOne),
+        }
+    }
+}

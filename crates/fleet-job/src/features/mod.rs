@@ -1,0 +1,108 @@
+//! Features: what a model sees of a row. They are fitted once, over the training rows, and saved
+//! with the model. Validation, `fleet predict` and serving apply the same value, so that the same
+//! row has the same scores everywhere.
+//!
+//! [`Fit`] collects counts and moments; [`Features`] turns raw columns into slots; `number.rs`,
+//! `ids.rs` and `label.rs` have one kind of feature each.
+
+mod apply;
+mod fit;
+mod ids;
+mod label;
+mod number;
+mod save;
+
+pub use apply::{
+    Applied, INPUT_LABEL, INPUT_NUMBERS, INPUT_SCALES, INPUT_WEIGHT, Scratch, input_of_ids,
+    input_of_several, slot_of_slice,
+};
+pub use fit::{Finding, Fit};
+pub use ids::{Ids, Lookup, mixed};
+pub use label::{BadLabel, Label, Meaning};
+pub use number::{Encoding, Number};
+pub use save::{load, save};
+
+use serde::{Deserialize, Serialize};
+
+/// The fitted features of a model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Features {
+    /// Numbers, in the order of the job file.
+    pub numbers: Vec<Number>,
+    /// Categories, then crosses, in the order of the job file.
+    pub ids: Vec<Ids>,
+    /// The label.
+    pub label: Label,
+    /// Column of the weight.
+    pub weight: Option<String>,
+    /// Columns for whose values the report measures separately, with the texts of the values.
+    pub slices: Vec<Slice>,
+    /// Number of training rows.
+    pub rows: u64,
+}
+
+/// A column for whose values the report measures separately.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Slice {
+    /// The column.
+    pub column: String,
+    /// Hashes and texts of its most frequent values.
+    pub values: Vec<(u64, String)>,
+}
+
+/// An embedding table, which all ids of one width share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableSize {
+    /// Numbers per row.
+    pub dim: i64,
+    /// Number of rows.
+    pub rows: i64,
+}
+
+impl Features {
+    /// Returns the number of values in the input of numbers: one for each number, and one for each
+    /// that can be missing.
+    pub fn number_width(&self) -> usize {
+        let missing = self.numbers.iter().filter(|number| number.may_be_missing);
+        self.numbers.len() + missing.count()
+    }
+
+    /// Returns the tables, one for each width of embeddings.
+    pub fn tables(&self) -> Vec<TableSize> {
+        let mut tables: Vec<TableSize> = Vec::new();
+        for ids in &self.ids {
+            match tables.iter_mut().find(|table| table.dim == ids.dim) {
+                Some(table) => table.rows = table.rows.max(ids.end()),
+                None => tables.push(TableSize { dim: ids.dim, rows: ids.end() }),
+            }
+        }
+        tables
+    }
+
+    /// Returns the features with a single id that are looked up in the table of this width.
+    pub fn single(&self, dim: i64) -> impl Iterator<Item = &Ids> {
+        self.ids.iter().filter(move |ids| ids.dim == dim && !ids.is_several())
+    }
+
+    /// Returns the features with several ids.
+    pub fn several(&self) -> impl Iterator<Item = &Ids> {
+        self.ids.iter().filter(|ids| ids.is_several())
+    }
+
+    /// Places the features of each width one after the other in their table. Row 0 of a table is
+    /// zero: it pads features with several ids.
+    fn place(&mut self) {
+        let mut ends: Vec<(i64, i64)> = Vec::new();
+        for ids in &mut self.ids {
+            let at = match ends.iter().position(|(dim, _)| *dim == ids.dim) {
+                Some(at) => at,
+                None => {
+                    ends.push((ids.dim, 1));
+                    ends.len() - 1
+                }
+            };
+            ids.base = ends[at].1;
+            ends[at].1 = ids.end();
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Jobs: training on a user's own data without code. A job file (TOML) says where the data is, what
+//! its columns mean, and which model to train.
+//!
+//! ```text
+//! job.toml --file, job, check--> Job
+//! files --raw--> columns --features--> slots --rows--> batches --model--> scores
+//! ```
+//!
+//! * `schema/` has all fields of a job file, `file/` reads them with their places, `job.rs` makes
+//!   values of them, and `check.rs` has the rules between fields.
+//! * `raw.rs`, `split.rs` and `rows.rs` read the data; `features/` is fitted to it, and saved with
+//!   the model. Validation, reports and predictions apply the same features.
+//! * `model/` writes the program, `train/` trains it by [`fleet::Trainer`], `saved.rs` is the
+//!   result, and `report.rs` measures it.
+
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+mod check;
+pub mod commands;
+mod data;
+mod features;
+mod file;
+mod job;
+mod model;
+mod optimizer;
+pub mod predict;
+mod problems;
+mod raw;
+mod report;
+mod rows;
+mod saved;
+pub mod schema;
+mod scoring;
+mod split;
+pub mod train;
+
+pub use check::problems_of;

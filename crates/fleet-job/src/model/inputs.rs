@@ -1,0 +1,228 @@
+//! Vectors of the features: numbers and their encodings, and rows of embedding tables.
+
+use super::{TablePlace, is_sparse};
+use crate::features::{
+    Encoding, Features, INPUT_NUMBERS, INPUT_SCALES, TableSize, input_of_ids, input_of_several,
+};
+use crate::job::Job;
+use fleet::nn::layers::{Embedding, SparseEmbedding};
+use fleet::nn::{Init, Net, ParamAttr, Var};
+use fleet::{DType, Shape};
+
+/// The features of a batch.
+pub struct Inputs<'n> {
+    /// `[batch, numbers]`: changed numbers, then whether each is missing.
+    pub numbers: Option<Var<'n>>,
+    /// `[batch, n, dim]`: encoded numbers.
+    pub encoded: Vec<Var<'n>>,
+    /// `[batch, n, dim]`: rows of features with one id, for each width.
+    pub single: Vec<Var<'n>>,
+    /// `[batch, 1, dim]`: combined rows of a feature with several ids.
+    pub several: Vec<Var<'n>>,
+    /// `[batch, 1]`: the sum of one weight for each id, if the model needs it.
+    pub wide: Option<Var<'n>>,
+    net: &'n Net,
+    dim: i64,
+}
+
+impl<'n> Inputs<'n> {
+    pub fn new(net: &'n Net, features: &Features, job: &Job, place: TablePlace) -> Inputs<'n> {
+        let mut inputs = Inputs {
+            numbers: None,
+            encoded: Vec::new(),
+            single: Vec::new(),
+            several: Vec::new(),
+            wide: None,
+            net,
+            dim: job.model.dim,
+        };
+        if features.number_width() > 0 {
+            let width = features.number_width() as i64;
+            let numbers = net.data(INPUT_NUMBERS, [-1, width], DType::F32);
+            inputs.numbers = Some(numbers);
+            inputs.encode(features, numbers);
+        }
+        let outputs = features.label.scores() as i64;
+        inputs.look_up(features, job, place, super::networks::has_linear(job).then_some(outputs));
+        inputs
+    }
+
+    /// Returns all features as one vector for each row.
+    pub fn flat(&self) -> Var<'n> {
+        let vectors = self.encoded.iter().chain(&self.single).chain(&self.several);
+        let mut all: Vec<Var<'n>> = vectors.map(|var| var.flatten(1)).collect();
+        all.extend(self.numbers);
+        match &all[..] {
+            [only] => *only,
+            all => self.net.concat(all, 1),
+        }
+    }
+
+    /// Returns all features as `[batch, features, dim]`: a number without an encoding is its value
+    /// times a trained row.
+    pub fn fields(&self) -> Var<'n> {
+        let vectors = self.encoded.iter().chain(&self.single).chain(&self.several);
+        let mut all: Vec<Var<'n>> = vectors.copied().collect();
+        if let Some(numbers) = self.numbers {
+            let attr = ParamAttr::from("number_rows").init(Init::uniform(-0.01, 0.01));
+            let width = numbers.shape()[1];
+            let rows = self.net.create_parameter([width, self.dim], DType::F32, attr);
+            all.push(numbers.unsqueeze([2]) * rows);
+        }
+        match &all[..] {
+            [only] => *only,
+            all => self.net.concat(all, 1),
+        }
+    }
+
+    /// Encodes numbers as vectors. Those with the same kind of encoding are beside each other.
+    fn encode(&mut self, features: &Features, numbers: Var<'n>) {
+        let kinds: Vec<&Encoding> = features.numbers.iter().map(|it| &it.encoding).collect();
+        let is_piecewise = |kind: &&&Encoding| matches!(kind, Encoding::Piecewise(_));
+        let is_periodic = |kind: &&&Encoding| matches!(kind, Encoding::Periodic(..));
+        let plain = kinds.iter().filter(|kind| matches!(kind, Encoding::None)).count();
+        let piecewise: Vec<&&Encoding> = kinds.iter().filter(is_piecewise).collect();
+        let periodic: Vec<&&Encoding> = kinds.iter().filter(is_periodic).collect();
+        let mut at = plain;
+        let mut part = |count: usize| {
+            let ends = [at as i64, (at + count) as i64];
+            at += count;
+            numbers.slice([1], [ends[0]], [ends[1]])
+        };
+        if !piecewise.is_empty() {
+            let values = part(piecewise.len());
+            self.encoded.push(self.piecewise(values, &piecewise));
+        }
+        if !periodic.is_empty() {
+            let values = part(periodic.len());
+            self.encoded.push(self.periodic(values, &periodic));
+        }
+    }
+
+    /// How far each number is through each of its intervals, from 0 to 1, and a trained vector for
+    /// each interval.
+    fn piecewise(&self, values: Var<'n>, kinds: &[&&Encoding]) -> Var<'n> {
+        let edges = |kind: &Encoding| match kind {
+            Encoding::Piecewise(edges) => edges.clone(),
+            _ => Vec::new(),
+        };
+        let all: Vec<Vec<f32>> = kinds.iter().map(|kind| edges(kind)).collect();
+        let bins = all.iter().map(|edges| edges.len() - 1).max().unwrap_or(1);
+        let (mut slopes, mut starts) = (Vec::new(), Vec::new());
+        for edges in &all {
+            for bin in 0..bins {
+                // A number with fewer intervals has 0 in those that it lacks.
+                let slope = edges.get(bin + 1).map_or(0.0, |end| 1.0 / f64::from(end - edges[bin]));
+                slopes.push(slope);
+                starts.push(edges.get(bin).map_or(0.0, |start| -f64::from(*start) * slope));
+            }
+        }
+        let (count, bins) = (kinds.len() as i64, bins as i64);
+        let constant = |name: &str, values: Vec<f64>| {
+            let attr = ParamAttr::from(name).init(Init::Assign(values)).trainable(false);
+            self.net.create_parameter([count, bins], DType::F32, attr)
+        };
+        let slopes = constant("piecewise_slopes", slopes);
+        let starts = constant("piecewise_starts", starts);
+        let parts = (values.unsqueeze([2]) * slopes + starts).clip(0.0, 1.0);
+        self.vectors("piecewise", parts, count, bins)
+    }
+
+    /// Sines and cosines of each number times trained frequencies, and a trained vector for each.
+    fn periodic(&self, values: Var<'n>, kinds: &[&&Encoding]) -> Var<'n> {
+        let settings = |kind: &Encoding| match kind {
+            Encoding::Periodic(count, sigma) => (*count, f64::from(*sigma)),
+            _ => (1, 1.0),
+        };
+        let waves = kinds.iter().map(|kind| settings(kind).0).max().unwrap_or(1) as i64;
+        let sigma = kinds.iter().map(|kind| settings(kind).1).fold(0.0, f64::max);
+        let count = kinds.len() as i64;
+        let deviation = sigma * 2.0 * std::f64::consts::PI;
+        let attr = ParamAttr::from("periodic_frequencies").init(Init::normal(0.0, deviation));
+        let frequencies = self.net.create_parameter([count, waves], DType::F32, attr);
+        let angles = values.unsqueeze([2]) * frequencies;
+        let parts = self.net.concat(&[angles.sin(), angles.cos()], 2);
+        self.vectors("periodic", parts, count, 2 * waves).relu()
+    }
+
+    /// Multiplies the encoding of each number by a matrix of its own: `[batch, n, width]` to
+    /// `[batch, n, dim]`.
+    fn vectors(&self, name: &str, parts: Var<'n>, count: i64, width: i64) -> Var<'n> {
+        let bound = (1.0 / width as f64).sqrt();
+        let attr = ParamAttr::from(format!("{name}_weights")).init(Init::uniform(-bound, bound));
+        let weights = self.net.create_parameter([count, width, self.dim], DType::F32, attr);
+        let bias = ParamAttr::from(format!("{name}_bias")).init(Init::uniform(-bound, bound));
+        let bias = self.net.create_parameter([count, self.dim], DType::F32, bias);
+        parts.transpose([1, 0, 2]).matmul(weights).transpose([1, 0, 2]) + bias
+    }
+
+    /// Looks up the rows of all ids, and for a linear model one weight for each id and output.
+    fn look_up(&mut self, features: &Features, job: &Job, place: TablePlace, linear: Option<i64>) {
+        let net = self.net;
+        let several_count = features.several().count() as i64;
+        let scales =
+            (several_count > 0).then(|| net.data(INPUT_SCALES, [-1, several_count], DType::F32));
+        let mut wide = Vec::new();
+        for table in features.tables() {
+            let dim = table.dim;
+            let single = features.single(dim).count();
+            let several = features.several().filter(|ids| ids.dim == dim);
+            let per_row = single + several.map(|ids| ids.values_max.unwrap_or(1)).sum::<usize>();
+            let lookup =
+                Lookup { table, place, job, is_sparse: is_sparse(job, table.rows, per_row) };
+            if single > 0 {
+                let ids = net.data(&input_of_ids(dim), [-1, single as i64], DType::I64);
+                self.single.push(lookup.rows(ids, dim, &format!("table_{dim}")));
+                wide.extend(linear.map(|width| {
+                    lookup.rows(ids, width, &format!("weights_{dim}")).reduce_sum([1], false)
+                }));
+            }
+            for (index, _) in features.several().enumerate().filter(|(_, ids)| ids.dim == dim) {
+                // The longest row of the batch decides the width.
+                let ids = net.data(&input_of_several(index), [-1, -1], DType::I64);
+                let Some(scales) = scales else { continue };
+                let scale = scales.slice([1], [index as i64], [index as i64 + 1]);
+                let combined = |width: i64, name: &str| {
+                    lookup.rows(ids, width, name).reduce_sum([1], false) * scale
+                };
+                let rows = combined(dim, &format!("table_{dim}"));
+                self.several.push(rows.reshape([-1, 1, dim]));
+                wide.extend(linear.map(|width| combined(width, &format!("weights_{dim}"))));
+            }
+        }
+        self.wide = match &wide[..] {
+            [] => None,
+            [only] => Some(*only),
+            all => Some(net.sum_of(all)),
+        };
+    }
+}
+
+/// Lookups in the tables of one width.
+struct Lookup<'j> {
+    table: TableSize,
+    place: TablePlace,
+    job: &'j Job,
+    is_sparse: bool,
+}
+
+impl Lookup<'_> {
+    /// Returns `[batch, n, width]`. Row 0 is the padding.
+    fn rows<'n>(&self, ids: Var<'n>, width: i64, name: &str) -> Var<'n> {
+        let limit = self.job.tables.init;
+        let weight = ParamAttr::from(name).init(Init::uniform(-limit, limit));
+        let rows = self.table.rows;
+        if self.place == TablePlace::Servers {
+            let table = SparseEmbedding::new(rows, width).padding_idx(0).weight(weight);
+            return ids.sparse_embedding(table);
+        }
+        let table = Embedding::new(rows, width).padding_idx(0).weight(weight);
+        ids.embedding(if self.is_sparse { table.sparse() } else { table })
+    }
+}
+
+/// Returns the last dimension of a variable.
+pub fn width(var: Var<'_>) -> i64 {
+    let shape: Shape = var.shape();
+    shape.dims().last().copied().unwrap_or(1)
+}

@@ -1,0 +1,113 @@
+//! The networks over the features.
+
+use super::inputs::{Inputs, width};
+use crate::job::{Job, ModelKind, ModelPart};
+use fleet::nn::layers::{BatchNorm, Fc};
+use fleet::nn::{Act, Net, Var};
+
+/// Returns whether a network has one weight for each id.
+pub fn has_linear(job: &Job) -> bool {
+    matches!(job.model.kind, ModelKind::WideDeep | ModelKind::DeepFm)
+}
+
+/// Returns the raw outputs, `[batch, outputs]`.
+pub fn network<'n>(net: &'n Net, inputs: &Inputs<'n>, job: &Job, outputs: i64) -> Var<'n> {
+    let model = &job.model;
+    match model.kind {
+        ModelKind::Mlp => hidden(inputs.flat(), model).fc(Fc::new(outputs).name("output")),
+        ModelKind::WideDeep => {
+            let deep = hidden(inputs.flat(), model).fc(Fc::new(outputs).name("output"));
+            sum(net, [Some(deep), linear(inputs, outputs)])
+        }
+        ModelKind::DeepFm => {
+            let fields = inputs.fields();
+            let deep = hidden(fields.flatten(1), model).fc(Fc::new(outputs).name("output"));
+            let pairs = match outputs {
+                1 => pairs(fields),
+                // Each output weighs the products of pairs.
+                outputs => {
+                    let vector = pair_vector(fields);
+                    vector.fc(Fc::new(outputs).no_bias().name("pairs"))
+                }
+            };
+            sum(net, [Some(deep), linear(inputs, outputs), Some(pairs)])
+        }
+        ModelKind::DcnV2 => {
+            let flat = inputs.flat();
+            let crossed = (0..model.cross_layers)
+                .fold(flat, |x, layer| cross_layer(flat, x, layer, model.rank));
+            let all = match model.hidden.is_empty() {
+                true => crossed,
+                false => net.concat(&[crossed, hidden(flat, model)], 1),
+            };
+            all.fc(Fc::new(outputs).name("output"))
+        }
+    }
+}
+
+/// The hidden layers.
+fn hidden<'n>(mut x: Var<'n>, model: &ModelPart) -> Var<'n> {
+    if !model.hidden.is_empty() && model.input_dropout > 0.0 {
+        x = x.dropout(model.input_dropout);
+    }
+    // The schema lists the same names.
+    let act: Act = model.activation.parse().unwrap_or(Act::Relu);
+    for (index, size) in model.hidden.iter().enumerate() {
+        let layer = Fc::new(*size).name(format!("hidden_{index}"));
+        x = match model.batch_norm {
+            true => {
+                let norm = BatchNorm::new().name(format!("norm_{index}"));
+                x.fc(layer).batch_norm(norm).act(act)
+            }
+            false => x.fc(layer.act(act)),
+        };
+        if model.dropout > 0.0 {
+            x = x.dropout(model.dropout);
+        }
+    }
+    x
+}
+
+/// One weight for each id and number.
+fn linear<'n>(inputs: &Inputs<'n>, outputs: i64) -> Option<Var<'n>> {
+    let numbers =
+        inputs.numbers.map(|numbers| numbers.fc(Fc::new(outputs).no_bias().name("linear")));
+    match (inputs.wide, numbers) {
+        (Some(ids), Some(numbers)) => Some(ids + numbers),
+        (ids, numbers) => ids.or(numbers),
+    }
+}
+
+/// The sum of the products of all pairs of features, elementwise: half of the square of the sum
+/// minus the sum of squares.
+fn pair_vector(fields: Var<'_>) -> Var<'_> {
+    let square_of_sum = fields.reduce_sum([1], false).square();
+    let sum_of_squares = fields.square().reduce_sum([1], false);
+    (square_of_sum - sum_of_squares) * 0.5
+}
+
+fn pairs(fields: Var<'_>) -> Var<'_> {
+    pair_vector(fields).reduce_sum([1], true)
+}
+
+/// `x0 * (W x + b) + x`; with a rank, W is a product of two matrices.
+fn cross_layer<'n>(x0: Var<'n>, x: Var<'n>, layer: usize, rank: Option<i64>) -> Var<'n> {
+    let size = width(x0);
+    let name = format!("cross_{layer}");
+    let mapped = match rank.filter(|rank| *rank < size) {
+        None => x.fc(Fc::new(size).name(name)),
+        Some(rank) => {
+            let narrow = x.fc(Fc::new(rank).no_bias().name(format!("{name}_in")));
+            narrow.fc(Fc::new(size).name(name))
+        }
+    };
+    x0 * mapped + x
+}
+
+fn sum<'n, const N: usize>(net: &'n Net, terms: [Option<Var<'n>>; N]) -> Var<'n> {
+    let terms: Vec<Var<'n>> = terms.into_iter().flatten().collect();
+    match &terms[..] {
+        [only] => *only,
+        terms => net.sum_of(terms),
+    }
+}

@@ -1,0 +1,118 @@
+//! `fleet predict`: scores of the rows of files, by a model folder.
+
+use crate::features::Meaning;
+use crate::raw::{expand, format_of};
+use crate::rows::{BadLabels, JobRows, Share};
+use crate::saved::{SCORE_ROWS, SavedModel};
+use crate::scoring::for_each_batch;
+use clap::Args;
+use fleet::ExecOptions;
+use fleet::data::{DatasetOptions, QueueDataset};
+use fleet_base::file::AtomicFile;
+use fleet_base::output::{ExitReason, Output};
+use fleet_base::{Error, Result, text};
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Scores the rows of files.
+#[derive(Args, Clone, Debug)]
+#[allow(missing_docs, reason = "clap would show it as the description of a command")]
+pub struct PredictArgs {
+    /// Model folder that a job wrote
+    pub model: PathBuf,
+    /// Files with the rows: names or patterns; a label is not needed
+    #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
+    pub data: Vec<String>,
+    /// CSV file for the scores: a line for each row, in the order of the files and rows
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Number of threads, or 0 for the number of cores
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u16).range(..=1024),
+    )]
+    pub threads: u16,
+}
+
+/// Runs the command.
+pub fn run(args: &PredictArgs, out: &mut Output) -> Result<(), ExitReason> {
+    let begin = Instant::now();
+    let ending = args.out.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    if ending != "csv" {
+        return Err(Error::unsupported("format of the scores is not supported")
+            .expected("a file that ends in .csv")
+            .got(args.out.display())
+            .into());
+    }
+    let options = ExecOptions::threads(usize::from(args.threads));
+    let mut model = SavedModel::open(&args.model, options)?;
+    let dataset = open(&model, &args.data)?;
+    let mut file = AtomicFile::create(&args.out)?;
+    let fail = |file: &AtomicFile, error: &std::io::Error| file.error("write", error);
+    let width = model.scores();
+    let mut text = header(&model.features.label.meaning);
+    let mut rows = 0u64;
+    for_each_batch(&mut model, &dataset, |scores, _| {
+        for row in scores.chunks(width) {
+            for (index, score) in row.iter().enumerate() {
+                let comma = if index == 0 { "" } else { "," };
+                let _ = write!(text, "{comma}{score}");
+            }
+            text.push('\n');
+        }
+        rows += (scores.len() / width) as u64;
+        let written = file.write_all(text.as_bytes());
+        text.clear();
+        written.map_err(|error| fail(&file, &error))
+    })?;
+    file.write_all(text.as_bytes()).map_err(|error| fail(&file, &error))?;
+    file.commit()?;
+    let seconds = begin.elapsed().as_secs_f64();
+    let (count, rate) = (text::count(rows as f64), text::count(rows as f64 / seconds.max(1e-9)));
+    out.line(format!(
+        "{count} rows scored in {seconds:.1} s, {rate} rows/s: {}",
+        args.out.display()
+    ))
+}
+
+/// Opens files without labels. A row that cannot be read is an error: skipping it would shift the
+/// scores of all rows after it.
+fn open(model: &SavedModel, patterns: &[String]) -> Result<QueueDataset> {
+    let files = expand(patterns, Path::new(""))?;
+    let first = files.first().ok_or_else(|| Error::invalid("no files to score"))?;
+    let format = format_of(&model.job.data, &model.job.columns, first)?;
+    let raw = model.raw(format)?;
+    let applied = model.apply(&raw)?;
+    let rows = JobRows {
+        raw: raw.pass(),
+        applied: Arc::clone(&applied),
+        part: None,
+        share: Share::ALL,
+        window: None,
+        bad: Arc::new(BadLabels::at_most(0)),
+    };
+    let layout = applied.layout()?;
+    let options = DatasetOptions { layout, batch_size: SCORE_ROWS, ..DatasetOptions::new(rows)? };
+    let mut dataset = QueueDataset::new(options)?;
+    dataset.set_filelist(files)?;
+    Ok(dataset)
+}
+
+/// Returns the header line: `score`, or one name for each class.
+fn header(meaning: &Meaning) -> String {
+    match meaning {
+        Meaning::Classes(classes) => {
+            let quoted = |class: &String| match class.contains([',', '"', '\n', '\r']) {
+                true => format!("\"score_{}\"", class.replace('"', "\"\"")),
+                false => format!("score_{class}"),
+            };
+            classes.iter().map(quoted).collect::<Vec<_>>().join(",") + "\n"
+        }
+        _ => "score\n".to_string(),
+    }
+}

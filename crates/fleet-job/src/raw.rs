@@ -1,0 +1,127 @@
+//! The raw columns of a job: which files, which format, and where a column is in a block.
+
+use crate::job::{ColumnKind, ColumnPart, DataPart, Job};
+use fleet_base::{Error, Result, text};
+use fleet_data::{
+    BadRows, Block, ColumnFiles, ColumnSpec, CsvHeader, DataFormat, RecordFormat, TextDictionary,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The names of the columns of a raw block, in the order of its slots.
+#[derive(Clone, Debug)]
+pub struct RawNames(Vec<String>);
+
+impl RawNames {
+    /// Returns the place of a column.
+    pub fn index(&self, name: &str) -> Result<usize> {
+        self.0.iter().position(|known| known == name).ok_or_else(|| {
+            let near = text::did_you_mean(name, self.0.iter().map(String::as_str));
+            Error::invalid(format!("column '{name}' is not read{near}"))
+        })
+    }
+}
+
+/// Returns the files that patterns name. A pattern is relative to `base`.
+pub fn expand(patterns: &[String], base: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for pattern in patterns {
+        if pattern.contains("://") {
+            files.push(PathBuf::from(pattern));
+            continue;
+        }
+        let path = base.join(pattern);
+        let Some(path) = path.to_str() else {
+            return Err(Error::unsupported("the path of a file is not Unicode").got(path.display()));
+        };
+        let found = fleet_data::glob(path)
+            .map_err(|error| error.or_help("names are relative to the folder of the job file"))?;
+        files.extend(found.into_iter().filter(|file| !files.contains(file)).collect::<Vec<_>>());
+    }
+    Ok(files)
+}
+
+/// Returns the format of the files.
+pub fn format_of(data: &DataPart, columns: &[ColumnPart], first: &Path) -> Result<DataFormat> {
+    let separator = data.separator.bytes().next().unwrap_or(b',');
+    let csv = || DataFormat::Csv { separator, header: CsvHeader::FirstLine };
+    Ok(match data.format.as_str() {
+        "csv" => csv(),
+        "criteo" => DataFormat::Criteo,
+        "parquet" => DataFormat::Parquet,
+        "jsonl" => DataFormat::JsonLines,
+        "tfrecord" => DataFormat::TfRecord,
+        "multislot" => {
+            let names = columns.iter().map(|column| column.source.clone()).collect();
+            DataFormat::MultiSlot { names }
+        }
+        _ => match DataFormat::of_name(first) {
+            Ok(DataFormat::Csv { separator: b',', .. }) => csv(),
+            Ok(format) => format,
+            Err(error) => return Err(error.or_help("set data.format")),
+        },
+    })
+}
+
+/// The raw columns of some files.
+pub struct Raw {
+    files: Arc<dyn RecordFormat>,
+    /// Where each column is.
+    pub names: RawNames,
+    /// Number of rows that may be left out because of their labels.
+    pub bad_rows_max: u64,
+    /// The texts of categories, if they are wanted.
+    pub texts: Option<Arc<TextDictionary>>,
+}
+
+/// Memory for the texts of the values of slices.
+const TEXTS_BYTES: usize = 64 << 20;
+
+impl Raw {
+    /// Prepares to read the columns of a job that `which` selects. `keeps_texts` keeps the texts of
+    /// categories, which takes time.
+    pub fn new(
+        job: &Job,
+        base: &Path,
+        format: DataFormat,
+        keeps_texts: bool,
+        which: impl Fn(&ColumnPart) -> bool,
+    ) -> Result<Raw> {
+        let columns: Vec<&ColumnPart> = job.columns.iter().filter(|column| which(column)).collect();
+        let files = ColumnFiles::new(format, columns.iter().map(|column| spec(column)))?;
+        let mut bad = BadRows::at_most(job.data.bad_rows_max).share(job.data.bad_share_max)?;
+        if let Some(path) = &job.data.bad_rows_kept {
+            bad = bad.keep(base.join(path));
+        }
+        let mut files = files.missing(&job.data.missing)?.bad_rows(bad);
+        let texts = keeps_texts.then(|| Arc::new(TextDictionary::new(columns.len(), TEXTS_BYTES)));
+        if let Some(texts) = &texts {
+            files = files.observe_texts(texts.clone());
+        }
+        Ok(Raw {
+            files: Arc::new(files),
+            names: RawNames(columns.iter().map(|column| column.name.clone()).collect()),
+            bad_rows_max: job.data.bad_rows_max,
+            texts,
+        })
+    }
+
+    /// Returns the format for one pass over the files, which counts its own bad rows.
+    pub fn pass(&self) -> Arc<dyn RecordFormat> {
+        self.files.for_pass().unwrap_or_else(|| Arc::clone(&self.files))
+    }
+
+    /// Returns a block without rows.
+    pub fn block(&self) -> Block {
+        Block::new(self.files.schema())
+    }
+}
+
+fn spec(column: &ColumnPart) -> ColumnSpec {
+    match column.kind {
+        ColumnKind::Number => ColumnSpec::number(&column.source),
+        ColumnKind::Category => ColumnSpec::category(&column.source),
+        ColumnKind::Categories => ColumnSpec::categories(&column.source, &column.separator),
+        ColumnKind::Time => ColumnSpec::time(&column.source),
+    }
+}

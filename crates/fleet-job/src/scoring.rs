@@ -1,0 +1,45 @@
+//! Scores the rows of a dataset with a saved model: the same code for reports and predictions.
+
+use crate::features::{INPUT_LABEL, slot_of_slice};
+use crate::report::Scored;
+use crate::saved::SavedModel;
+use fleet::data::{Batch, Dataset};
+use fleet_base::Result;
+use fleet_data::Prefetch;
+
+/// Batches that are read ahead.
+const AHEAD: usize = 2;
+
+/// Calls a function with the scores of each batch, in the order of the rows.
+pub fn for_each_batch(
+    model: &mut SavedModel,
+    dataset: &dyn Dataset,
+    mut call: impl FnMut(&[f32], &Batch) -> Result<()>,
+) -> Result<()> {
+    let mut batches = Prefetch::start(dataset.sources(1)?, dataset.layout(), AHEAD)?;
+    let mut batch = Batch::new(dataset.layout());
+    while batches.next_batch(&mut batch)? {
+        call(model.score(&batch)?, &batch)?;
+    }
+    Ok(())
+}
+
+/// Scores rows that have labels.
+pub fn score_labelled(model: &mut SavedModel, dataset: &dyn Dataset) -> Result<Scored> {
+    let slices = model.features.slices.len();
+    let mut scored = Scored { slices: vec![Vec::new(); slices], ..Scored::default() };
+    let is_class = model.scores() > 1;
+    for_each_batch(model, dataset, |scores, batch| {
+        scored.scores.extend_from_slice(scores);
+        let labels = batch.tensor(INPUT_LABEL)?;
+        match is_class {
+            true => scored.labels.extend(labels.as_slice::<i64>()?.iter().map(|it| *it as f32)),
+            false => scored.labels.extend_from_slice(labels.as_slice::<f32>()?),
+        }
+        for (index, slice) in scored.slices.iter_mut().enumerate() {
+            slice.extend_from_slice(batch.tensor(&slot_of_slice(index))?.as_slice::<i64>()?);
+        }
+        Ok(())
+    })?;
+    Ok(scored)
+}

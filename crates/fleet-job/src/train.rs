@@ -1,0 +1,373 @@
+//! Trains a job: as one process, as a rank of a collective job, or as a worker of parameter
+//! servers. The loop is that of [`fleet::Trainer`].
+
+mod collective;
+mod servers;
+
+use crate::check::check;
+use crate::data::{Counts, JobData, Streamed};
+use crate::features::{self, Applied, Features};
+use crate::file::{self, Text};
+use crate::job::{Job, TaskKind};
+use crate::model::Outputs;
+use crate::problems::{fail_on_errors, of_findings};
+use crate::report::Report;
+use crate::rows::Share;
+use crate::saved::{
+    CHECKPOINTS_FOLDER, FEATURES_FILE, REPORT_FILE, SCORE_ROWS, SavedModel, save_job,
+};
+use crate::scoring::score_labelled;
+use crate::split::Part;
+use clap::Args;
+use fleet::data::InMemoryDataset;
+use fleet::strategy::StrategySource;
+use fleet::topology::Mode;
+use fleet::trainer::{Evaluation, Every, Goal, Pass, Position, Source, StopFlag, Trained};
+use fleet::{CheckpointPolicy, DistributedStrategy, ExecOptions, Fleet, Trainer};
+use fleet_base::file::{make_folder, write_file};
+use fleet_base::output::{ExitReason, Output, error_line};
+use fleet_base::{Error, Result, text};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Trains the job of a file.
+#[derive(Args, Clone, Debug)]
+#[allow(missing_docs, reason = "clap would show it as the description of a command")]
+pub struct TrainArgs {
+    /// Job file
+    pub file: PathBuf,
+    /// Number of threads, or 0 for the number of cores
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u16).range(..=1024),
+    )]
+    pub threads: u16,
+    /// Folder for the trained model, instead of output.folder
+    #[arg(long, value_name = "FOLDER")]
+    pub output: Option<PathBuf>,
+    /// Remove checkpoints of an earlier run, and train from the beginning
+    #[arg(long)]
+    pub fresh: bool,
+}
+
+/// Trains, as this worker's part of the job, and reports on the finished model.
+pub fn run(args: &TrainArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitReason> {
+    let begin = Instant::now();
+    let plan = TrainPlan::new(args, fleet)?;
+    if fleet.topology().mode() == Mode::ParameterServer {
+        return servers::run(&plan, fleet, out, begin);
+    }
+    collective::run(&plan, fleet, out, begin)
+}
+
+/// A job that is ready to be trained.
+struct TrainPlan {
+    text: Text,
+    /// The content of the job file.
+    source: String,
+    job: Job,
+    folder: PathBuf,
+    strategy: DistributedStrategy,
+    strategy_source: Option<StrategySource>,
+    data: JobData,
+    features: Arc<Features>,
+    applied: Arc<Applied>,
+    counts: Counts,
+    options: ExecOptions,
+}
+
+impl TrainPlan {
+    /// Reads and checks the job file and the data, and fits the features.
+    fn new(args: &TrainArgs, fleet: &Fleet) -> Result<TrainPlan> {
+        let (text, source) = file::read(&args.file)?;
+        let (job, problems) = check(&text);
+        let is_first = !fleet.is_server() && fleet.is_first_worker();
+        let show = |problems: &[fleet_config::Problem]| {
+            let warnings = problems.iter().filter(|it| is_first && !it.is_error());
+            warnings.for_each(error_line);
+        };
+        show(&problems);
+        fail_on_errors(&problems)?;
+        let base = args.file.parent().unwrap_or(Path::new("")).to_path_buf();
+        let folder = match &args.output {
+            Some(folder) => folder.clone(),
+            None => base.join(&job.folder),
+        };
+        let mut strategy = DistributedStrategy::new();
+        let mut strategy_source = None;
+        if let Some(file) = &job.strategy {
+            let (source, warnings) = strategy.load_with_source(&base.join(file))?;
+            show(&warnings);
+            strategy_source = Some(source);
+        }
+        let data = JobData::open(&job, &base)?;
+        let fitted = data.fit(u64::MAX)?;
+        let findings = of_findings(&fitted.findings, &text);
+        show(&findings);
+        fail_on_errors(&findings)?;
+        let features = match &job.train.warm_start {
+            Some(model) => warm_features(&base.join(model), fitted.features)?,
+            None => fitted.features,
+        };
+        let features = Arc::new(features);
+        let applied = data.apply(&features)?;
+        let options = ExecOptions::threads(usize::from(args.threads));
+        let plan = TrainPlan {
+            text,
+            source,
+            job,
+            folder,
+            strategy,
+            strategy_source,
+            data,
+            features,
+            applied,
+            counts: fitted.counts,
+            options,
+        };
+        if args.fresh && is_first {
+            plan.remove_checkpoints()?;
+        }
+        Ok(plan)
+    }
+
+    /// Returns the folder of checkpoints.
+    fn checkpoints(&self) -> PathBuf {
+        self.folder.join(CHECKPOINTS_FOLDER)
+    }
+
+    fn remove_checkpoints(&self) -> Result<()> {
+        let folder = self.checkpoints();
+        if !folder.exists() {
+            return Ok(());
+        }
+        std::fs::remove_dir_all(&folder).map_err(|error| Error::io("remove", &folder, &error))
+    }
+
+    /// Describes the job in two lines.
+    fn describe(&self, fleet: &Fleet, parameters: f64, out: &mut Output) -> Result<(), ExitReason> {
+        let file = self.text.file.display();
+        out.line(format!("{file}: {}", self.counts))?;
+        let features = self.features.numbers.len() + self.features.ids.len();
+        let workers = match fleet.worker_num() {
+            1 => String::new(),
+            workers => format!(", {workers} workers"),
+        };
+        out.line(format!(
+            "{} with {} parameters over {}, batches of {}{workers}",
+            kind_name(&self.job),
+            text::count(parameters),
+            text::counted(features, "feature"),
+            self.job.train.batch,
+        ))
+    }
+
+    /// Returns the rows of a part for training or validation.
+    fn rows(&self, part: Part, share: Share, batch: usize) -> Result<PartRows> {
+        let rows = match part {
+            Part::Train => self.counts.train,
+            Part::Validation => self.counts.validation,
+            Part::Test => self.counts.test,
+        };
+        let rows = rows / share.of;
+        if self.data.fits(&self.applied, rows) {
+            let dataset = self.data.load(&self.applied, part, share, batch)?;
+            return Ok(PartRows::Memory(Box::new(dataset)));
+        }
+        Ok(PartRows::Streamed(self.data.stream(&self.applied, part, share, batch)?))
+    }
+
+    /// Returns the steps of an epoch with this many rows of each worker.
+    fn steps_per_epoch(&self, workers: u64, batch: usize) -> u64 {
+        (self.counts.train / workers).div_ceil(batch as u64).max(1)
+    }
+
+    /// Returns a trainer with the settings of the job, without validation and checkpoints.
+    fn trainer<'f>(&self, fleet: &'f Fleet, outputs: &OutputNames) -> Trainer<'f> {
+        Trainer::new(fleet)
+            .watch("loss", &outputs.loss)
+            .constant("job", format!("{:08x}", crc32fast::hash(self.source.as_bytes())))
+            .scalars(&self.folder)
+    }
+
+    /// Returns the interval and the metrics of validations.
+    fn validation(&self, outputs: &OutputNames) -> (Evaluation, Every) {
+        let mut evaluation = Evaluation::new().mean("loss", &outputs.row_loss);
+        if self.job.task == TaskKind::Binary {
+            evaluation = evaluation.auc("auc", &outputs.scores, features::INPUT_LABEL);
+        }
+        for (label, variable) in &outputs.means {
+            evaluation = evaluation.mean(label, variable);
+        }
+        let every = self.job.evaluation.every_steps.map_or(Every::Epoch, Every::Steps);
+        (evaluation, every)
+    }
+
+    /// Returns the goal of validations. The root of a mean is lowest where the mean is.
+    fn goal(&self) -> Goal {
+        match self.job.goal() {
+            "rmse" => Goal::lowest("mse"),
+            "auc" => Goal::highest("auc"),
+            "accuracy" => Goal::highest("accuracy"),
+            _ => Goal::lowest("loss"),
+        }
+    }
+
+    fn policy(&self) -> CheckpointPolicy {
+        let every_steps = self.job.train.checkpoint_every;
+        let every = every_steps.is_none().then_some(CHECKPOINT_INTERVAL);
+        CheckpointPolicy { every_steps, every, keep_last: CHECKPOINTS_KEPT }
+    }
+
+    /// Writes the job and the features into the model folder.
+    fn save_job(&self) -> Result<()> {
+        save_job(&self.folder, &self.source, &self.features)
+    }
+
+    /// Scores the test rows with the saved model, and writes and shows the report. Without test
+    /// rows, those of the validation are scored.
+    fn report(
+        &self,
+        trained: &Trained,
+        begin: Instant,
+        out: &mut Output,
+    ) -> Result<(), ExitReason> {
+        let seconds = begin.elapsed().as_secs_f64();
+        let amount = text::count(trained.rows as f64);
+        out.line(format!(
+            "{:<12}{amount} rows in {seconds:.1} s, {} steps",
+            "trained", trained.step
+        ))?;
+        let part = match (&self.job.data.test, &self.job.data.validation) {
+            (Some(_), _) => Some(Part::Test),
+            (None, Some(_)) => Some(Part::Validation),
+            (None, None) => None,
+        };
+        let mut json = serde_json::json!({
+            "steps": trained.step,
+            "rows": trained.rows,
+            "seconds": trained.seconds,
+        });
+        if let Some(best) = &trained.best {
+            json["best_step"] = serde_json::json!(best.step);
+        }
+        if let Some(part) = part {
+            let mut model = SavedModel::open(&self.folder, self.options.clone())?;
+            let dataset = self.data.load(&self.applied, part, Share::ALL, SCORE_ROWS)?;
+            let scored = score_labelled(&mut model, &dataset)?;
+            let report = Report::of(crate::data::name_of(part), &scored, &self.features);
+            report.lines().into_iter().try_for_each(|line| out.line(line))?;
+            json["report"] = report.json();
+        }
+        let path = self.folder.join(REPORT_FILE);
+        write_file(&path, format!("{json:#}\n").as_bytes())?;
+        out.line(format!("{:<12}{}", "saved", self.folder.display()))
+    }
+}
+
+/// Checkpoints that are kept: the newest, and one before it that is used if it is damaged.
+const CHECKPOINTS_KEPT: usize = 2;
+/// Time between checkpoints.
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Returns the features of an earlier model, with this job's label and slices. The earlier ones
+/// must be those of the job file.
+fn warm_features(model: &Path, own: Features) -> Result<Features> {
+    let earlier =
+        features::load(&model.join(FEATURES_FILE)).map_err(|error| error.at("train.warm_start"))?;
+    let names = |features: &Features| -> Vec<String> {
+        let ids = features.ids.iter().map(|ids| format!("{} ({})", ids.name, ids.dim));
+        features.numbers.iter().map(|number| number.column.clone()).chain(ids).collect()
+    };
+    let (expected, got) = (names(&own), names(&earlier));
+    if expected != got || own.label.scores() != earlier.label.scores() {
+        return Err(Error::invalid("the model of train.warm_start has other features")
+            .expected(expected.join(", "))
+            .got(got.join(", "))
+            .help("train from the beginning: remove train.warm_start"));
+    }
+    Ok(Features { slices: own.slices, rows: own.rows, ..earlier })
+}
+
+/// Names of the outputs of a network.
+struct OutputNames {
+    loss: String,
+    row_loss: String,
+    scores: String,
+    means: Vec<(&'static str, String)>,
+}
+
+impl OutputNames {
+    fn of(outputs: &Outputs<'_>) -> OutputNames {
+        OutputNames {
+            loss: outputs.loss.name(),
+            row_loss: outputs.row_loss.name(),
+            scores: outputs.scores.name(),
+            means: outputs.means.iter().map(|(label, var)| (*label, var.name())).collect(),
+        }
+    }
+}
+
+/// Rows of a part for the trainer, in memory or streamed.
+enum PartRows {
+    Memory(Box<InMemoryDataset>),
+    Streamed(Streamed),
+}
+
+impl PartRows {
+    /// Returns the rows as a source of a trainer: those of a training in another order each epoch.
+    fn source(&mut self, part: Part) -> PartSource<'_> {
+        match self {
+            PartRows::Memory(dataset) if part == Part::Train => PartSource::Shuffled(dataset),
+            PartRows::Memory(dataset) => PartSource::Memory(dataset),
+            PartRows::Streamed(dataset) => PartSource::Streamed(dataset),
+        }
+    }
+}
+
+enum PartSource<'r> {
+    Shuffled(&'r mut InMemoryDataset),
+    Memory(&'r InMemoryDataset),
+    Streamed(&'r Streamed),
+}
+
+impl Source for PartSource<'_> {
+    fn pass(&mut self, epoch: u64, from: Position) -> Result<Box<dyn Pass + '_>> {
+        match self {
+            PartSource::Shuffled(dataset) => dataset.pass(epoch, from),
+            PartSource::Memory(dataset) => dataset.pass(epoch, from),
+            PartSource::Streamed(dataset) => {
+                dataset.set_epoch(epoch);
+                dataset.pass(epoch, from)
+            }
+        }
+    }
+
+    fn batches_after(&self, from: Position) -> Option<u64> {
+        match self {
+            PartSource::Shuffled(dataset) => dataset.batches_after(from),
+            PartSource::Memory(dataset) => dataset.batches_after(from),
+            PartSource::Streamed(dataset) => dataset.batches_after(from),
+        }
+    }
+
+    fn redistribute(&self, from: Position, saved: usize, now: usize) -> Position {
+        match self {
+            PartSource::Shuffled(dataset) => dataset.redistribute(from, saved, now),
+            PartSource::Memory(dataset) => dataset.redistribute(from, saved, now),
+            PartSource::Streamed(dataset) => dataset.redistribute(from, saved, now),
+        }
+    }
+}
+
+fn kind_name(job: &Job) -> &'static str {
+    match job.model.kind {
+        crate::job::ModelKind::Mlp => "mlp",
+        crate::job::ModelKind::WideDeep => "wide_deep",
+        crate::job::ModelKind::DeepFm => "deepfm",
+        crate::job::ModelKind::DcnV2 => "dcn_v2",
+    }
+}
