@@ -100,6 +100,14 @@ impl JobData {
         if counts.train > 0 {
             self.empty_parts(counts, &mut findings);
         }
+        if bad.count() > 0 {
+            findings.push(Finding {
+                path: "data.bad_rows".to_string(),
+                message: format!("{} rows are left out because of their labels", bad.count()),
+                help: "look for missing or unknown labels in the data".to_string(),
+                is_error: false,
+            });
+        }
         self.overlap_in_time(&spans, time, &mut findings)?;
         let texts = self.raw.texts.as_deref();
         Ok(Fitted { features: fit.finish(texts), counts, findings })

@@ -89,17 +89,6 @@ pub enum Split {
     },
 }
 
-impl Split {
-    /// Returns the column that decides, if any.
-    pub fn column(&self) -> Option<&str> {
-        match self {
-            Split::Hash { column, .. } | Split::Newest { column, .. } => Some(column),
-            Split::After { column, .. } => Some(column),
-            Split::Files(_) | Split::Random(_) => None,
-        }
-    }
-}
-
 /// What a column is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {

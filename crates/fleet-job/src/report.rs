@@ -24,13 +24,6 @@ pub struct Measures {
     pub values: Vec<(&'static str, &'static str, f64)>,
 }
 
-impl Measures {
-    /// Returns the value of a key.
-    pub fn get(&self, key: &str) -> Option<f64> {
-        self.values.iter().find(|(known, ..)| *known == key).map(|(.., value)| *value)
-    }
-}
-
 /// The report.
 pub struct Report {
     /// The part that was measured.

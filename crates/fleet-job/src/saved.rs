@@ -18,7 +18,7 @@ use fleet::{ExecOptions, Executor, InferenceModel, Tensor};
 use fleet_base::file::{make_folder, write_file};
 use fleet_base::{Error, Result};
 use fleet_data::{Batch, DataFormat};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// File of the job in a model folder.
@@ -48,7 +48,6 @@ pub struct SavedModel {
     pub job: Job,
     /// The fitted features.
     pub features: Arc<Features>,
-    folder: PathBuf,
     model: InferenceModel,
     executor: Executor,
     out: Vec<Tensor>,
@@ -76,13 +75,7 @@ impl SavedModel {
             None => Services::none(),
         };
         let executor = Executor::new(options).services(services);
-        let folder = folder.to_path_buf();
-        Ok(SavedModel { job, features, folder, model, executor, out: Vec::new() })
-    }
-
-    /// Returns the folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+        Ok(SavedModel { job, features, model, executor, out: Vec::new() })
     }
 
     /// Returns the number of scores of a row.

@@ -3,9 +3,8 @@
 use crate::features::{INPUT_LABEL, slot_of_slice};
 use crate::report::Scored;
 use crate::saved::SavedModel;
-use fleet::data::{Batch, Dataset};
+use fleet::data::{Batch, BatchSource, Dataset, Prefetch};
 use fleet_base::Result;
-use fleet_data::Prefetch;
 
 /// Batches that are read ahead.
 const AHEAD: usize = 2;

@@ -22,9 +22,9 @@ use clap::Args;
 use fleet::data::InMemoryDataset;
 use fleet::strategy::StrategySource;
 use fleet::topology::Mode;
-use fleet::trainer::{Evaluation, Every, Goal, Pass, Position, Source, StopFlag, Trained};
+use fleet::trainer::{Evaluation, Every, Goal, Pass, Position, Source, Trained};
 use fleet::{CheckpointPolicy, DistributedStrategy, ExecOptions, Fleet, Trainer};
-use fleet_base::file::{make_folder, write_file};
+use fleet_base::file::write_file;
 use fleet_base::output::{ExitReason, Output, error_line};
 use fleet_base::{Error, Result, text};
 use std::path::{Path, PathBuf};
@@ -321,8 +321,10 @@ impl PartRows {
     /// Returns the rows as a source of a trainer: those of a training in another order each epoch.
     fn source(&mut self, part: Part) -> PartSource<'_> {
         match self {
-            PartRows::Memory(dataset) if part == Part::Train => PartSource::Shuffled(dataset),
-            PartRows::Memory(dataset) => PartSource::Memory(dataset),
+            PartRows::Memory(dataset) => match part {
+                Part::Train => PartSource::Shuffled(dataset),
+                Part::Validation | Part::Test => PartSource::Memory(dataset),
+            },
             PartRows::Streamed(dataset) => PartSource::Streamed(dataset),
         }
     }

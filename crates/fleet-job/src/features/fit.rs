@@ -154,11 +154,6 @@ impl Fit {
         }
     }
 
-    /// Returns the number of rows.
-    pub fn rows(&self) -> u64 {
-        self.rows
-    }
-
     /// Returns what the training rows show about the job.
     pub fn findings(&self) -> Vec<Finding> {
         let mut found = Vec::new();

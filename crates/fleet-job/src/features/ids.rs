@@ -49,11 +49,6 @@ impl Ids {
     pub fn is_several(&self) -> bool {
         self.values_max.is_some()
     }
-
-    /// Returns whether this is a cross of columns.
-    pub fn is_cross(&self) -> bool {
-        self.columns.len() > 1
-    }
 }
 
 /// Hash of a cross: of the hashes of its columns, in their order. 0 if one is missing.

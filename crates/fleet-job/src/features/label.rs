@@ -102,11 +102,6 @@ impl Label {
         }
     }
 
-    /// Returns whether the column is read as a category.
-    pub fn is_category(&self) -> bool {
-        matches!(self.meaning, Meaning::Category { .. } | Meaning::Classes(_))
-    }
-
     /// Returns the hashes of the classes.
     pub fn class_hashes(&self) -> Vec<u64> {
         match &self.meaning {

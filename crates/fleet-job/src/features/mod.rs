@@ -17,7 +17,7 @@ pub use apply::{
     input_of_several, slot_of_slice,
 };
 pub use fit::{Finding, Fit};
-pub use ids::{Ids, Lookup, mixed};
+pub use ids::{Ids, mixed};
 pub use label::{BadLabel, Label, Meaning};
 pub use number::{Encoding, Number};
 pub use save::{load, save};

@@ -6,5 +6,5 @@ mod tree;
 mod view;
 
 pub use read::{Text, read, read_text};
-pub use tree::{Data, Entry, Node};
+pub use tree::{Data, Node};
 pub use view::{View, texts};

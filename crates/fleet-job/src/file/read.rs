@@ -43,7 +43,10 @@ pub fn read_text(path: &Path, text: &str) -> Text {
     // After an error of syntax, missing and unknown fields may be consequences of it.
     if problems.is_empty() {
         match newer_version(&root) {
-            Some(problem) => problems.push(problem),
+            Some(problem) => {
+                problems.push(problem);
+                root.clear();
+            }
             None => fit_table("", &mut root, &JOB, None, &mut problems),
         }
     }
