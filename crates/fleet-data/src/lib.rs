@@ -50,7 +50,7 @@ pub use batch::{Batch, BatchLayout, BatchSource, Input, RowRef};
 pub use block::{Block, Column, Values};
 pub use columns::{
     ColumnFiles, ColumnKind, ColumnSpec, CsvHeader, DataFormat, TextDictionary, TextObserver,
-    category_hash,
+    category_hash, parse_time,
 };
 pub use data_loader::{Batches, DataLoader, DataLoaderOptions, Feed, Field, FieldSample, Part};
 pub use dataset::{

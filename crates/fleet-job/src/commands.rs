@@ -3,6 +3,7 @@
 use crate::check::check;
 use crate::data::JobData;
 use crate::file;
+use crate::init::{self, InitArgs};
 use crate::problems::of_findings;
 use crate::schema;
 use crate::train::{self, TrainArgs};
@@ -16,6 +17,8 @@ use std::path::{Path, PathBuf};
 #[derive(Subcommand)]
 #[allow(missing_docs, reason = "clap would show it as the description of a command")]
 pub enum JobCommand {
+    /// Look at files, and write a commented job file for them
+    Init(InitArgs),
     /// Find the problems of a job file and of its data, without training
     Check(CheckArgs),
     /// Train a job in this process; fleetrun job:FILE trains it in several
@@ -40,6 +43,7 @@ pub struct CheckArgs {
 /// Runs a command in this process.
 pub fn run(command: &JobCommand, fleet: &Fleet, out: &mut Output) -> Result<(), ExitReason> {
     match command {
+        JobCommand::Init(args) => init::run(args, out),
         JobCommand::Check(args) => check_job(args, out),
         JobCommand::Train(args) => train::run(args, fleet, out),
         JobCommand::Schema => out.line(format!("{:#}", schema::json_schema())),

@@ -22,6 +22,7 @@ pub mod commands;
 mod data;
 mod features;
 mod file;
+mod init;
 mod job;
 mod model;
 mod optimizer;

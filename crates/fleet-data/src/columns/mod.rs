@@ -120,6 +120,17 @@ impl ColumnSpec {
     }
 }
 
+/// Returns the seconds since 1970 of a date or time in the form of ISO 8601, as columns of times have
+/// them.
+///
+/// ```
+/// assert_eq!(fleet_data::parse_time("1970-01-02T00:00:05Z"), Some(86_405));
+/// assert_eq!(fleet_data::parse_time("yesterday"), None);
+/// ```
+pub fn parse_time(text: &str) -> Option<i64> {
+    time::parse(text.trim().as_bytes())
+}
+
 fn given(separator: String) -> Option<String> {
     if separator.is_empty() { None } else { Some(separator) }
 }
