@@ -211,16 +211,18 @@ impl JobData {
         Ok(Arc::new(Applied::new(features, &self.raw.names, true)?))
     }
 
-    /// Loads a part's rows into memory.
+    /// Loads a part's rows into memory, with the values of slices or without.
     pub fn load(
         &self,
         applied: &Arc<Applied>,
         part: Part,
         share: Share,
         batch: usize,
+        has_slices: bool,
     ) -> Result<InMemoryDataset> {
         let (rows, files) = self.rows(applied, part, share)?;
-        let mut dataset = InMemoryDataset::new(self.options(rows, applied, batch)?)?;
+        let layout = applied.layout(has_slices)?;
+        let mut dataset = InMemoryDataset::new(self.options(rows, layout, batch)?)?;
         dataset.set_filelist(files)?;
         dataset.load_into_memory()?;
         Ok(dataset)
@@ -240,14 +242,19 @@ impl JobData {
             let (rows_max, seed) = (self.job.data.window, self.job.train.seed);
             rows.window = Some(Window { rows: rows_max, seed, epoch: Arc::clone(&epoch) });
         }
-        let mut dataset = QueueDataset::new(self.options(rows, applied, batch)?)?;
+        let mut dataset = QueueDataset::new(self.options(rows, applied.layout(false)?, batch)?)?;
         dataset.set_filelist(files)?;
         Ok(Streamed { dataset, epoch })
     }
 
-    fn options(&self, rows: JobRows, applied: &Applied, batch: usize) -> Result<DatasetOptions> {
+    fn options(
+        &self,
+        rows: JobRows,
+        layout: Arc<BatchLayout>,
+        batch: usize,
+    ) -> Result<DatasetOptions> {
         Ok(DatasetOptions {
-            layout: applied.layout()?,
+            layout,
             batch_size: batch,
             threads: self.threads(),
             seed: self.job.train.seed,

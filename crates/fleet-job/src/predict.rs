@@ -96,7 +96,7 @@ fn open(model: &SavedModel, patterns: &[String]) -> Result<QueueDataset> {
         window: None,
         bad: Arc::new(BadLabels::at_most(0)),
     };
-    let layout = applied.layout()?;
+    let layout = applied.layout(false)?;
     let options = DatasetOptions { layout, batch_size: SCORE_ROWS, ..DatasetOptions::new(rows)? };
     let mut dataset = QueueDataset::new(options)?;
     dataset.set_filelist(files)?;

@@ -57,7 +57,7 @@ impl SavedModel {
     /// Opens a model folder.
     pub fn open(folder: &Path, options: ExecOptions) -> Result<SavedModel> {
         let job_file = folder.join(JOB_FILE);
-        if !job_file.is_file() {
+        if !job_file.is_file() || !folder.join(FEATURES_FILE).is_file() {
             return Err(Error::invalid("not a model folder")
                 .expected(format!(
                     "a folder with {JOB_FILE}, {FEATURES_FILE} and {PROGRAM_FOLDER}/"

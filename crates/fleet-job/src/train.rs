@@ -174,7 +174,7 @@ impl TrainPlan {
         };
         let rows = rows / share.of;
         if self.data.fits(&self.applied, rows) {
-            let dataset = self.data.load(&self.applied, part, share, batch)?;
+            let dataset = self.data.load(&self.applied, part, share, batch, false)?;
             return Ok(PartRows::Memory(Box::new(dataset)));
         }
         Ok(PartRows::Streamed(self.data.stream(&self.applied, part, share, batch)?))
@@ -256,7 +256,7 @@ impl TrainPlan {
         }
         if let Some(part) = part {
             let mut model = SavedModel::open(&self.folder, self.options.clone())?;
-            let dataset = self.data.load(&self.applied, part, Share::ALL, SCORE_ROWS)?;
+            let dataset = self.data.load(&self.applied, part, Share::ALL, SCORE_ROWS, true)?;
             let scored = score_labelled(&mut model, &dataset)?;
             let report = Report::of(crate::data::name_of(part), &scored, &self.features);
             report.lines().into_iter().try_for_each(|line| out.line(line))?;

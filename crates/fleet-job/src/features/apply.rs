@@ -112,13 +112,16 @@ impl Applied {
         &self.schema
     }
 
-    /// Returns the inputs of a batch. Those of slices are not inputs of the model.
-    pub fn layout(&self) -> Result<Arc<BatchLayout>> {
+    /// Returns the inputs of a batch: those of the model, and the values of slices for a report.
+    pub fn layout(&self, has_slices: bool) -> Result<Arc<BatchLayout>> {
         let input = |slot: &Slot| {
             let input = Input::new(&slot.name, [&slot.name]);
             if slot.width().is_none() { input.padded_to_longest(0.0) } else { input }
         };
-        BatchLayout::new(&self.schema, self.schema.slots().iter().map(input))
+        let slices = self.target.as_ref().map_or(0, |target| target.slices.len());
+        let slots = self.schema.slots();
+        let count = slots.len() - if has_slices { 0 } else { slices };
+        BatchLayout::new(&self.schema, slots[..count].iter().map(input))
     }
 
     /// Appends a row. Fails if its label cannot be used; the row is then left out.
