@@ -214,8 +214,7 @@ impl NumberFit {
                 // The sample has its logarithms already.
                 let plain = Number { is_log: false, ..number.clone() };
                 let changed: Vec<f32> = self.sample.iter().map(|it| plain.apply(*it)).collect();
-                let mut edges = quantiles_of(&changed, bins + 1);
-                edges.dedup();
+                let edges = edges_of(&changed, bins);
                 match edges.len() {
                     0 | 1 => Encoding::None,
                     _ => Encoding::Piecewise(edges),
@@ -224,6 +223,31 @@ impl NumberFit {
         };
         number
     }
+}
+
+/// Returns the edges of at most `bins` intervals with about equally many of the sorted values. A
+/// value that is in more rows than an interval has gets edges of its own, so that the intervals of
+/// the others are as narrow as without it.
+fn edges_of(sorted: &[f32], bins: usize) -> Vec<f32> {
+    let mut edges: Vec<f32> = sorted.first().copied().into_iter().collect();
+    let mut left = sorted.len();
+    let mut count = 0;
+    for ties in sorted.chunk_by(|a, b| a == b) {
+        let bins_left = (bins + 1).saturating_sub(edges.len()).max(1);
+        let is_last = ties.len() == left;
+        // A heavy value begins an interval, too: what is below it ends there.
+        if count > 0 && ties.len() * bins_left >= left && edges.len() < bins {
+            edges.push(ties[0]);
+            count = 0;
+        }
+        count += ties.len();
+        left -= ties.len();
+        if edges.last() != Some(&ties[0]) && (is_last || count * bins_left >= left + count) {
+            edges.push(ties[0]);
+            count = 0;
+        }
+    }
+    edges
 }
 
 /// Returns values at equal distances of rank in a sorted sample.
@@ -289,6 +313,12 @@ mod tests {
         let number = fit(Transform::Standard, Embed::Piecewise(16), &values);
         let Encoding::Piecewise(edges) = &number.encoding else { panic!("no edges") };
         assert!(edges.windows(2).all(|pair| pair[0] < pair[1]) && edges.len() > 5, "{edges:?}");
+        // A value in most of the rows does not take the intervals of the others.
+        let values = [vec![0.0; 900], (1..=100).map(|it| it as f32).collect()].concat();
+        let number = fit(Transform::None, Embed::Piecewise(10), &values);
+        let Encoding::Piecewise(edges) = &number.encoding else { panic!("no edges") };
+        assert!(edges.len() == 11 && edges[0] == 0.0 && edges[10] == 100.0, "{edges:?}");
+        assert!(edges.windows(2).all(|pair| pair[1] - pair[0] < 13.0), "{edges:?}");
         let number = fit(Transform::Standard, Embed::Piecewise(16), &[1.0; 10]);
         assert_eq!(number.encoding, Encoding::None);
     }
