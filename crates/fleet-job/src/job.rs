@@ -514,7 +514,7 @@ fn number(view: View<'_>) -> NumberPart {
         _ => Transform::Standard,
     };
     let embed = match view.text("embed") {
-        Some("piecewise") => Embed::Piecewise(view.count("bins").unwrap_or(16) as usize),
+        Some("piecewise") => Embed::Piecewise(view.count("bins").unwrap_or(48) as usize),
         Some("periodic") => Embed::Periodic {
             frequencies: view.count("frequencies").unwrap_or(16) as usize,
             sigma: view.number("sigma").unwrap_or(0.1),

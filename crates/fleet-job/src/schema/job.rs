@@ -131,7 +131,7 @@ static COLUMN: Table = Table {
         field("separator", Kind::Text, "\"|\"", "between the values of `categories` in text files"),
         field("transform", TRANSFORM, "standard", "numbers: change before the network"),
         field("embed", EMBED, "none", "numbers: encoding as a vector, beside the number itself"),
-        field("bins", Kind::Int(2, BINS_MAX), "16", "numbers: intervals of a piecewise encoding"),
+        field("bins", Kind::Int(2, BINS_MAX), "48", "numbers: intervals of a piecewise encoding"),
         field("frequencies", Kind::Int(1, BINS_MAX), "16", "numbers: waves of a periodic encoding"),
         field("sigma", Kind::Number(0.0, 1000.0), "0.1", "numbers: spread of the frequencies"),
         field(
