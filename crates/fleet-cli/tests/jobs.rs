@@ -185,7 +185,8 @@ fn numbers_are_encoded_in_every_way() {
 
 #[test]
 fn classes_have_a_score_each() {
-    let head = "[columns]\nkind = { role = \"label\", kind = \"category\", classes = [\"a\", \"b\", \"c\"] }\n\
+    let head = "[columns]\nkind = { role = \"label\", kind = \"category\", \
+        classes = [\"a\", \"b\", \"c\"] }\n\
         city = { kind = \"category\" }\n[task]\nkind = \"multi_class\"\n";
     let place = Place::new("classes", head, SHORT);
     place.run("fleet job train job.toml --threads 2");
@@ -212,6 +213,45 @@ fn a_job_trains_on_servers() {
     assert!(place.measure("auc") > 0.85, "{}", place.measure("auc"));
     let scores = place.predict("test.csv");
     assert_eq!(scores.len(), 1000);
+}
+
+/// A job that begins with an earlier model is good after few steps.
+#[test]
+fn a_warm_start_continues_a_model() {
+    let place = binary_job("warm", SHORT);
+    place.run("fleet job train job.toml --threads 2");
+    let trained = place.measure("auc");
+    let job = place.read("job.toml");
+    let job = job.replace("[train]", "[train]\nwarm_start = \"model\"").replace("0.01", "0.0001");
+    fs::write(place.0.join("next.toml"), job.replace("epochs = 4", "epochs = 1")).unwrap();
+    place.run("fleet job train next.toml --threads 2 --output next");
+    fs::copy(place.0.join("next/report.json"), place.0.join("model/report.json")).unwrap();
+    assert!((place.measure("auc") - trained).abs() < 0.01, "{trained}, {}", place.measure("auc"));
+    // Another vocabulary is not a problem: that of the earlier model stays. Other features are.
+    let job = place
+        .read("next.toml")
+        .replace("height =", "same = { kind = \"number\", name = \"z\" }\nheight =");
+    fs::write(place.0.join("next.toml"), job).unwrap();
+    let said = place.fail("fleet job train next.toml");
+    assert!(said.contains("the model of train.warm_start has other features"), "{said}");
+}
+
+/// `fleet job init` writes a job that has no problems.
+#[test]
+fn init_writes_a_job() {
+    let place = binary_job("init", "");
+    let said = place.run("fleet job init --data train.csv --label y --out new.toml");
+    assert!(
+        said.contains("new.toml: written for 8 columns of 3 k rows; the label is 'y'"),
+        "{said}"
+    );
+    let text = place.read("new.toml");
+    assert!(text.contains("y = { role = \"label\", positive = \"yes\" }"), "{text}");
+    assert!(text.contains("missing = [\"?\"]"), "{text}");
+    let said = place.run("fleet job check new.toml");
+    assert!(!said.contains("error:"), "{said}");
+    let said = place.fail("fleet job init --data train.csv --out new.toml");
+    assert!(said.contains("exists already"), "{said}");
 }
 
 #[test]

@@ -157,10 +157,13 @@ impl JobData {
                 findings.push(Finding {
                     path: format!("data.{name}"),
                     message: format!(
-                        "training rows are newer than {name} rows: up to {} and from {first} ({column})",
+                        "training rows are newer than {name} rows: up to {} and from {first} \
+                         ({column})",
                         train.1
                     ),
-                    help: format!("divide by time: {name} = {{ column = \"{column}\", share = 0.2 }}"),
+                    help: format!(
+                        "divide by time: {name} = {{ column = \"{column}\", share = 0.2 }}"
+                    ),
                     is_error: false,
                 });
             }

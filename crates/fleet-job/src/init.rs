@@ -136,8 +136,10 @@ fn job_text(survey: &Survey, label: usize, patterns: &[String]) -> String {
     let only = if survey.is_complete { "all" } else { "the first" };
     let _ = writeln!(
         out,
-        "# Written by fleet job init from {only} {rows} rows. Check every line: kinds are guesses.\n\
-         # All fields: fleet job fields. Problems: fleet job check. Training: fleetrun job:FILE.\n\n\
+        "# Written by fleet job init from {only} {rows} rows. Check every line: kinds are \
+         guesses.\n\
+         # All fields: fleet job fields. Problems: fleet job check. Training: fleetrun \
+         job:FILE.\n\n\
          version = 1\n\n[data]"
     );
     let files: Vec<String> = patterns.iter().map(|pattern| quoted(pattern)).collect();

@@ -83,8 +83,8 @@ impl SavedModel {
         self.features.label.scores()
     }
 
-    /// Prepares to read the columns that the features need, from files of a format. Rows that cannot
-    /// be read are errors.
+    /// Prepares to read the columns that the features need, from files of a format. Rows that
+    /// cannot be read are errors.
     pub fn raw(&self, format: DataFormat) -> Result<Raw> {
         let mut job = self.job.clone();
         (job.data.bad_rows_max, job.data.bad_rows_kept) = (0, None);

@@ -64,7 +64,7 @@ impl BadLabel {
         match self {
             BadLabel::Missing => "remove the row, or skip such rows with data.bad_rows.at_most",
             BadLabel::NotZeroOne => {
-                "say which values are 1: positive = VALUE or at_least = NUMBER at the label's column"
+                "say which values are 1: positive = VALUE or at_least = NUMBER at the column"
             }
             BadLabel::UnknownClass => {
                 "add the value to classes, or skip such rows with data.bad_rows.at_most"
