@@ -40,7 +40,7 @@ pub struct Fitted {
     pub features: Features,
     /// Numbers of rows.
     pub counts: Counts,
-    /// What the rows show about the job.
+    /// Findings about the job.
     pub findings: Vec<Finding>,
 }
 

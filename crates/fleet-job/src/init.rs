@@ -97,7 +97,7 @@ fn label_of(survey: &Survey, given: Option<&str>) -> Result<usize> {
         columns.iter().position(|it| it.name.eq_ignore_ascii_case(name) && is_usable(it))
     };
     let two = || columns.iter().rposition(|column| column.distinct == 2 && is_usable(column));
-    LABELS.iter().find_map(|name| named(&name)).or_else(two).ok_or_else(|| {
+    LABELS.iter().find_map(named).or_else(two).ok_or_else(|| {
         Error::invalid("cannot guess which column the model should predict")
             .expected("a column such as 'label', or one with two values")
             .got(names().collect::<Vec<_>>().join(", "))

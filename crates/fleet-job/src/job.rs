@@ -14,7 +14,7 @@ pub struct Job {
     pub columns: Vec<ColumnPart>,
     /// The crosses in the order of the file.
     pub crosses: Vec<CrossPart>,
-    /// What the model predicts.
+    /// Kind of the prediction.
     pub task: TaskKind,
     /// The network.
     pub model: ModelPart,
@@ -89,12 +89,12 @@ pub enum Split {
     },
 }
 
-/// What a column is for.
+/// Purpose of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Input of the model.
     Feature,
-    /// What the model predicts.
+    /// Kind of the prediction.
     Label,
     /// Weight of the row.
     Weight,
@@ -126,7 +126,7 @@ pub struct ColumnPart {
     pub source: String,
     /// Position in the job file.
     pub at: Option<Place>,
-    /// What it is for.
+    /// Purpose.
     pub role: Role,
     /// Type of its values.
     pub kind: ColumnKind,
@@ -266,7 +266,7 @@ pub struct ModelPart {
     /// Share of inputs of the hidden layers that a step drops.
     pub input_dropout: f64,
     /// Whether hidden layers are normalized over the batch.
-    pub batch_norm: bool,
+    pub has_batch_norm: bool,
     /// Function of hidden layers.
     pub activation: String,
     /// Number of cross layers.
@@ -559,7 +559,7 @@ fn model(view: View<'_>) -> ModelPart {
         hidden: view.ints("hidden").unwrap_or_else(|| vec![128, 64]),
         dropout: view.number("dropout").unwrap_or(0.0),
         input_dropout: view.number("input_dropout").unwrap_or(0.0),
-        batch_norm: view.bool("batch_norm").unwrap_or(false),
+        has_batch_norm: view.text("norm") == Some("batch"),
         activation: view.text("activation").unwrap_or("relu").to_string(),
         cross_layers: view.count("cross_layers").unwrap_or(2) as usize,
         rank: view.int("rank"),

@@ -99,7 +99,7 @@ impl TrainPlan {
         let mut strategy = DistributedStrategy::new();
         let mut strategy_source = None;
         if let Some(file) = &job.strategy {
-            let (source, warnings) = strategy.load_with_source(&base.join(file))?;
+            let (source, warnings) = strategy.load_with_source(base.join(file))?;
             show(&warnings);
             strategy_source = Some(source);
         }
@@ -363,6 +363,17 @@ impl Source for PartSource<'_> {
             PartSource::Streamed(dataset) => dataset.redistribute(from, saved, now),
         }
     }
+}
+
+/// Returns the rows of each copy of the model in a step.
+fn share_of_batch(batch: usize, copies: usize) -> Result<usize> {
+    if batch.is_multiple_of(copies) {
+        return Ok(batch / copies);
+    }
+    Err(Error::invalid("the batch does not divide among the workers")
+        .expected(format!("a multiple of {copies}"))
+        .got(batch)
+        .at("train.batch"))
 }
 
 fn kind_name(job: &Job) -> &'static str {

@@ -43,9 +43,9 @@ struct IdsColumn {
 pub struct Finding {
     /// The field of the job file that it concerns.
     pub path: String,
-    /// What was found.
+    /// Description.
     pub message: String,
-    /// What to do.
+    /// Suggested fix.
     pub help: String,
     /// Whether the job cannot be trained.
     pub is_error: bool,

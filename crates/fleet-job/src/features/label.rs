@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Label {
     /// The column.
     pub column: String,
-    /// What its values mean.
+    /// Meaning of its values.
     pub meaning: Meaning,
 }
 

@@ -75,14 +75,6 @@ impl<'t> View<'t> {
         }
     }
 
-    /// Returns a truth value.
-    pub fn bool(self, name: &str) -> Option<bool> {
-        match self.node(name)?.data {
-            Data::Bool(value) => Some(value),
-            _ => None,
-        }
-    }
-
     /// Returns a list of texts, or a single text as a list.
     pub fn texts(self, name: &str) -> Option<Vec<String>> {
         self.node(name).map(texts)

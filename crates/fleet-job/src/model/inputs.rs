@@ -26,7 +26,13 @@ pub struct Inputs<'n> {
 }
 
 impl<'n> Inputs<'n> {
-    pub fn new(net: &'n Net, features: &Features, job: &Job, place: TablePlace) -> Inputs<'n> {
+    /// Makes the inputs, with one weight for each id if the network has a linear part.
+    pub fn new(
+        net: &'n Net,
+        features: &Features,
+        job: &Job,
+        (place, has_linear): (TablePlace, bool),
+    ) -> Inputs<'n> {
         let mut inputs = Inputs {
             numbers: None,
             encoded: Vec::new(),
@@ -43,7 +49,7 @@ impl<'n> Inputs<'n> {
             inputs.encode(features, numbers);
         }
         let outputs = features.label.scores() as i64;
-        inputs.look_up(features, job, place, super::networks::has_linear(job).then_some(outputs));
+        inputs.look_up(features, job, place, has_linear.then_some(outputs));
         inputs
     }
 

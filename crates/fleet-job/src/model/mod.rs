@@ -26,7 +26,7 @@ pub enum TablePlace {
 /// Writes the network of a job.
 pub fn build<'n>(net: &'n Net, features: &Features, job: &Job, place: TablePlace) -> Outputs<'n> {
     net.set_seed(job.train.seed);
-    let inputs = Inputs::new(net, features, job, place);
+    let inputs = Inputs::new(net, features, job, (place, networks::has_linear(job)));
     let raw = networks::network(net, &inputs, job, features.label.scores() as i64);
     output::outputs(net, raw, features)
 }

@@ -54,7 +54,7 @@ fn hidden<'n>(mut x: Var<'n>, model: &ModelPart) -> Var<'n> {
     let act: Act = model.activation.parse().unwrap_or(Act::Relu);
     for (index, size) in model.hidden.iter().enumerate() {
         let layer = Fc::new(*size).name(format!("hidden_{index}"));
-        x = match model.batch_norm {
+        x = match model.has_batch_norm {
             true => {
                 let norm = BatchNorm::new().name(format!("norm_{index}"));
                 x.fc(layer).batch_norm(norm).act(act)

@@ -247,7 +247,7 @@ static MODEL: Table = Table {
             "0",
             "share of the inputs of the hidden layers that a step drops",
         ),
-        field("batch_norm", Kind::Bool, "false", "normalize the hidden layers over the batch"),
+        field("norm", NORM, "none", "normalization of the hidden layers"),
         field("activation", ACTIVATION, "relu", "function of the hidden layers"),
         field("cross_layers", Kind::Int(1, 64), "2", "dcn_v2: cross layers"),
         field("rank", SIZE, "", "dcn_v2: rank of the cross layers' matrices; full by default"),
@@ -259,6 +259,11 @@ const MODEL_KIND: Kind = Kind::Choice(&[
     ("wide_deep", "an mlp, and a linear model of the features and crosses"),
     ("deepfm", "an mlp, a linear model, and the products of all pairs of embeddings"),
     ("dcn_v2", "an mlp, and cross layers that multiply features"),
+]);
+
+const NORM: Kind = Kind::Choice(&[
+    ("none", "no normalization"),
+    ("batch", "by mean and deviation over the batch; not on parameter servers"),
 ]);
 
 const ACTIVATION: Kind = Kind::Choice(&[

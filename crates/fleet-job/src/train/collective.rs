@@ -1,6 +1,6 @@
 //! Training in one process, or on the ranks of a collective job.
 
-use super::{OutputNames, TrainPlan};
+use super::{OutputNames, TrainPlan, share_of_batch};
 use crate::model::{TablePlace, build};
 use crate::optimizer::optimizer;
 use crate::rows::Share;
@@ -89,17 +89,6 @@ const VALIDATION_ROWS: usize = 1024;
 fn parameters(session: &Session) -> f64 {
     let shapes = session.programs.main.parameters().map(|(_, var)| var.shape);
     shapes.map(|shape| shape.dims().iter().product::<i64>() as f64).sum()
-}
-
-/// Returns the rows of each copy of the model in a step.
-fn share_of_batch(batch: usize, copies: usize) -> Result<usize> {
-    if batch % copies == 0 {
-        return Ok(batch / copies);
-    }
-    Err(Error::invalid("the batch does not divide among the workers")
-        .expected(format!("a multiple of {copies}"))
-        .got(batch)
-        .at("train.batch"))
 }
 
 /// Begins with the parameters of an earlier model.
