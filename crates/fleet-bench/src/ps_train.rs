@@ -39,7 +39,7 @@ struct Task {
     work: fn(&Options, &mut Worker, &str, u64) -> Result<Outcome>,
 }
 
-/// What a worker has measured, or all workers of a job.
+/// The measures of a worker, or of all workers of a job.
 #[derive(Default)]
 struct Outcome {
     /// The sum of all workers' values.

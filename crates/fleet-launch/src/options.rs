@@ -222,12 +222,7 @@ impl Options {
         // A given list of hosts takes precedence over a master inherited from the environment.
         let from_env = || outer.text(&[names::PADDLE_MASTER]).filter(|_| !given.is_given("ips"));
         let master = given.text("master").or_else(from_env);
-        let command = given.command();
-        if command.is_empty() {
-            return Err(Error::invalid("there is nothing to start")
-                .expected("a script: fleetrun [FLAGS] SCRIPT [ARGS]")
-                .help("fleetrun demo:wide_deep is a first look; fleetrun --help shows the flags"));
-        }
+        let command = command(given)?;
         let (token, mut warnings) = token(given, env)?;
         let (master, etcd) = meeting(given, &outer, master, &mut warnings)?;
         let mut ips = hosts(given.text("ips"), "ips")?;
@@ -295,6 +290,17 @@ impl Options {
     pub fn is_elastic(&self) -> bool {
         self.elastic_level > ElasticLevel::Off
     }
+}
+
+/// Returns the script and its arguments.
+fn command(given: &Given) -> Result<Vec<String>> {
+    let command = given.command();
+    if command.is_empty() {
+        return Err(Error::invalid("there is nothing to start")
+            .expected("a script: fleetrun [FLAGS] SCRIPT [ARGS]")
+            .help("fleetrun demo:wide_deep is a first look; fleetrun --help shows the flags"));
+    }
+    Ok(command)
 }
 
 /// Lower limit on a heartbeat timeout. Heartbeats are sent every second or more often, and several

@@ -120,8 +120,8 @@ impl ColumnSpec {
     }
 }
 
-/// Returns the seconds since 1970 of a date or time in the form of ISO 8601, as columns of times have
-/// them.
+/// Returns the seconds since 1970 of a date or time in the form of ISO 8601, as columns of times
+/// have them.
 ///
 /// ```
 /// assert_eq!(fleet_data::parse_time("1970-01-02T00:00:05Z"), Some(86_405));

@@ -14,7 +14,6 @@ mod strategy;
 mod strategy_file;
 mod tools;
 mod trace;
-mod units;
 
 pub use application::{App, JobFn, run};
 pub use args::parse_args;

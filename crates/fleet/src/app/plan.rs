@@ -6,7 +6,6 @@
 use super::models::Models;
 use super::rewrite::{network, parse_optimizer};
 use super::strategy_file::load_with_source;
-use super::units;
 use crate::planner::{
     Batch, Candidate, Found, Goal, LayoutSearch, Left, Machines, Network, Speeds, fixed_batch,
     search,
@@ -14,6 +13,7 @@ use crate::planner::{
 use crate::probe;
 use clap::Args;
 use fleet_base::output::{ExitReason, Output};
+use fleet_base::units;
 use fleet_base::{Error, Result, text};
 use fleet_format::write_file;
 use fleet_strategy::auto::duration;
