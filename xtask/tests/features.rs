@@ -100,7 +100,7 @@ const TITLES: [&str; 90] = [
 ];
 
 /// Features of later versions.
-const LATER: [usize; 10] = [42, 43, 44, 45, 46, 47, 50, 51, 75, 84];
+const LATER: [usize; 2] = [75, 84];
 
 struct Proof {
     path: String,

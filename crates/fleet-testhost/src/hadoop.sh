@@ -74,7 +74,13 @@ case $action in
     remote "$last"
     test -d "$path" || { echo "put: \`$last': No such file or directory" >&2; exit 1; }
     while test $# -gt 1; do
-        cp -r "$1" "$path" || exit 1
+        # Several processes may put files into one folder at the same time.
+        if test -d "$1"; then
+            into=$path/$(basename "$1")
+            mkdir -p "$into" && cp -r "$1"/. "$into" || exit 1
+        else
+            cp -r "$1" "$path" || exit 1
+        fi
         check
         shift
     done

@@ -605,9 +605,10 @@ fn cost_grad(c: &CostCtx<'_>) -> Cost {
 
 fn products(softmax: Option<&Meta>, features: Option<&Meta>, count: f64) -> Cost {
     let (Some(softmax), Some(features)) = (softmax, features) else { return Cost::default() };
-    let size = |meta: &Meta, axis: usize| meta.shape.at(axis) as f64;
-    let (logits, dim) = (softmax.numel() as f64, size(features, 1));
-    let rows = 4.0 * size(softmax, 1) * dim;
-    let bytes = (softmax.bytes() + features.bytes()) as f64 + count * rows;
+    // Programs of files may have other ranks here.
+    let width = |meta: &Meta| meta.shape.dims().get(1).map_or(1.0, |&width| width as f64);
+    let (logits, dim) = (softmax.numel() as f64, width(features));
+    let rows = 4.0 * width(softmax) * dim;
+    let bytes = softmax.bytes() as f64 + features.bytes() as f64 + count * rows;
     Cost { flops: count * 2.0 * logits * dim + 24.0 * logits, bytes }
 }
