@@ -274,7 +274,7 @@ layers! {
             name: a.maybe_text("name")?,
             ..ClassLoss::softmax(a.int("classes")?)
         };
-        a.var("x")?.class_loss(a.var("label")?, with)
+        a.named(|| Ok(a.var("x")?.class_loss(a.var("label")?, with)))?
     };
     "cross_entropy(x, label, weight=None, ignore_index=-100, reduction='mean', \
      soft_label=False, axis=-1, use_softmax=True, name=None)" => |a| {

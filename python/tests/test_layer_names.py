@@ -75,6 +75,7 @@ SPECIAL = {
     "adaptive_avg_pool2d": {"x": "image"},
     "multi_head_attention": {"x": "words"},
     "transformer_layer": {"x": "words"},
+    "class_loss": {"label": "column", "classes": 3},
     "cross_entropy": {"input": "x", "label": "column"},
     "nll_loss": {"input": "x", "label": "index"},
     "gather_nd": {"index": "column"},
