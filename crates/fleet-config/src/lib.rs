@@ -35,7 +35,7 @@ mod value;
 pub use documented::{DOCUMENTED_DEFAULTS, DocumentedDefault};
 pub use form::{FILE_BYTES_MAX, Inspection, StrategyForm, read_file};
 pub use notices::Notices;
-pub use problem::{Place, Problem, Severity, all_in_one};
+pub use problem::{Place, Places, Problem, Severity, all_in_one};
 pub use reflect::{EnumShape, Field, Item, JobKind, Kind, Reflect, Scalar, Shape};
 pub use schema::*;
 pub use source::{StrategySource, Written};

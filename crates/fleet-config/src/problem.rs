@@ -147,3 +147,29 @@ pub fn all_in_one(problems: Vec<Problem>) -> Result<Vec<Problem>> {
         }
     }
 }
+
+/// Converts byte offsets of a text to lines and columns.
+///
+/// ```
+/// let places = fleet_config::Places::new("a = 1\nb = 2");
+/// assert_eq!((places.of(10).line, places.of(10).column), (2, 5));
+/// ```
+pub struct Places<'t> {
+    text: &'t str,
+    line_starts: Vec<usize>,
+}
+
+impl<'t> Places<'t> {
+    /// Finds the lines of a text.
+    pub fn new(text: &'t str) -> Places<'t> {
+        let after = text.match_indices('\n').map(|(at, _)| at + 1);
+        Places { text, line_starts: std::iter::once(0).chain(after).collect() }
+    }
+
+    /// Returns the place of a byte.
+    pub fn of(&self, offset: usize) -> Place {
+        let line = self.line_starts.partition_point(|start| *start <= offset);
+        let before = self.text.get(self.line_starts[line - 1]..offset).unwrap_or_default();
+        Place { line: line as u32, column: before.chars().count() as u32 + 1 }
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::document::{Data, Entry, Node, PROBLEMS_MAX};
 use super::literal::{float32, quoted};
-use crate::problem::{Place, Problem};
+use crate::problem::{Places, Problem};
 use crate::reflect::{Item, Kind, Reflect};
 use crate::value::Value;
 use std::fmt::Write;
@@ -95,23 +95,4 @@ fn node(value: &Spanned<DeValue<'_>>, places: &Places<'_>) -> Node {
         DeValue::Table(table) => Data::Message(entries(table, places)),
     };
     Node { at: places.of(value.span().start), data }
-}
-
-/// Converts byte offsets to lines and columns.
-struct Places<'t> {
-    text: &'t str,
-    line_starts: Vec<usize>,
-}
-
-impl<'t> Places<'t> {
-    fn new(text: &'t str) -> Places<'t> {
-        let after = text.match_indices('\n').map(|(at, _)| at + 1);
-        Places { text, line_starts: std::iter::once(0).chain(after).collect() }
-    }
-
-    fn of(&self, offset: usize) -> Place {
-        let line = self.line_starts.partition_point(|start| *start <= offset);
-        let before = self.text.get(self.line_starts[line - 1]..offset).unwrap_or_default();
-        Place { line: line as u32, column: before.chars().count() as u32 + 1 }
-    }
 }

@@ -1,6 +1,6 @@
 //! A TOML file as a tree with positions.
 
-use fleet_config::{Place, Problem};
+use fleet_config::{Place, Places, Problem};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -100,23 +100,4 @@ fn node(value: &Spanned<DeValue<'_>>, places: &Places<'_>) -> Node {
         DeValue::Table(table) => Data::Table(entries(table, places)),
     };
     Node { at: places.of(value.span().start), data }
-}
-
-/// Converts byte offsets to lines and columns.
-struct Places<'t> {
-    text: &'t str,
-    line_starts: Vec<usize>,
-}
-
-impl<'t> Places<'t> {
-    fn new(text: &'t str) -> Places<'t> {
-        let after = text.match_indices('\n').map(|(at, _)| at + 1);
-        Places { text, line_starts: std::iter::once(0).chain(after).collect() }
-    }
-
-    fn of(&self, offset: usize) -> Place {
-        let line = self.line_starts.partition_point(|start| *start <= offset);
-        let before = self.text.get(self.line_starts[line - 1]..offset).unwrap_or_default();
-        Place { line: line as u32, column: before.chars().count() as u32 + 1 }
-    }
 }
