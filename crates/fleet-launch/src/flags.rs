@@ -352,8 +352,8 @@ pub fn command() -> Command {
         command = command.arg(arg.hide(true).num_args(0..=1).action(ArgAction::Set));
     }
     command.arg(Arg::new("command").value_name("SCRIPT").num_args(0..).trailing_var_arg(true).help(
-        "A Python file, an executable, or a built-in job such as demo:wide_deep; then its \
-                 arguments",
+        "A Python file, an executable, job:FILE for a job file, or a built-in job such as \
+         demo:wide_deep; then its arguments",
     ))
 }
 

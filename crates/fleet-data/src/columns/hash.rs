@@ -51,7 +51,7 @@ fn mix(word: u64) -> u64 {
 }
 
 const WORD: usize = 8;
-/// Odd numbers with as many ones as zeros, of no other meaning.
+/// The constants of wyhash: odd numbers with as many ones as zeros.
 const SEED: u64 = 0xa076_1d64_78bd_642f;
 const FACTOR: u64 = 0xe703_7ed1_a0b4_28db;
 const END: u64 = 0x8ebc_6af0_9c88_c6e3;
