@@ -60,6 +60,12 @@ class Scope:
     def __init__(self):
         self._cell = _fleet.ScopeCell()
 
+    @classmethod
+    def _of(cls, cell):
+        scope = cls.__new__(cls)
+        scope._cell = cell
+        return scope
+
     def __getitem__(self, name):
         return self._cell.value(name)
 

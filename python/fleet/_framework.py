@@ -185,7 +185,7 @@ class Variable:
     @property
     def name(self):
         """The name, which is unique in the program."""
-        return self._fact(0)
+        return self._cell.name_of(self._id)
 
     @property
     def shape(self):

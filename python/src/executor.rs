@@ -7,7 +7,7 @@
 
 use crate::arrays::{array, tensor};
 use crate::dataset_pass::{PassSettings, Source, run_pass};
-use crate::error::{OrRaise, waiting_if};
+use crate::error::{OrRaise, exception, waiting_if};
 use crate::program::ProgramCell;
 use crate::scope::ScopeCell;
 use crate::session::{Job, Plan, Stage, scope_of, scope_of_worker, with_variables};
@@ -71,7 +71,11 @@ impl Task {
         let program = Arc::clone(&held.program);
         let (host_rates, job) = (held.host_rates.clone(), held.job.clone());
         let (tables, for_test) = (held.tables.clone(), held.for_test);
-        Ok(Task { program, host_rates, job, scope_job: scope.job(), tables, for_test })
+        let scope_job = scope.job();
+        if for_test && scope_job.as_ref().is_some_and(|job| job.plan.is_stage()) {
+            return Err(exception(&stage_alone()));
+        }
+        Ok(Task { program, host_rates, job, scope_job, tables, for_test })
     }
 
     /// Returns the forward part, for evaluation, of a program that was not rewritten for a job.
@@ -95,6 +99,11 @@ impl Task {
             |job: &&Arc<Job>| self.program.fingerprint() == job.programs.startup.fingerprint();
         self.job.as_ref().filter(opens)
     }
+}
+
+fn stage_alone() -> Error {
+    Error::unsupported("this worker has one stage of the model, which cannot evaluate alone")
+        .help("let all workers call fleet.distributed.fleet.whole_model(): worker 0 evaluates")
 }
 
 /// The object that runs a program, with its variables in place.
@@ -279,6 +288,9 @@ impl State {
             Some(job) if matches!(job.plan, Plan::Servers(_)) && task.tables.is_none() => {
                 self.beside_training(job, task, scope, call)
             }
+            Some(job) if task.for_test && job.plan.divides_state() => {
+                evaluate_divided(job, task, scope, call)
+            }
             _ => self.alone(task, scope, call),
         };
         if task.for_test {
@@ -345,6 +357,26 @@ impl State {
             call(Runner::Program { executor, program: &program, scope })
         })
     }
+}
+
+/// Runs a program that evaluates a model whose state workers divide: its ops communicate.
+fn evaluate_divided<T>(
+    job: &Job,
+    task: &Task,
+    scope: &mut Scope,
+    call: impl FnOnce(Runner<'_>) -> Result<T>,
+) -> Result<T> {
+    let whole = "workers divide the model: copy the program after minimize, and run it on all \
+        workers; or evaluate the whole model on worker 0: fleet.distributed.fleet.whole_model()";
+    let Stage::Started(session) = &mut *job.stage()? else {
+        return Err(Error::invalid("the startup program of the job has not run")
+            .help("run it first: exe.run(default_startup_program())"));
+    };
+    with_variables(scope, &mut **session, scope_of, |session| {
+        let Session { executor, scope, .. } = session;
+        call(Runner::Program { executor, program: &task.program, scope })
+    })
+    .map_err(|error| error.or_help(whole))
 }
 
 /// Calls `call` with the session of a job.

@@ -1,6 +1,6 @@
 //! Saving and loading variables and models.
 
-use crate::error::released;
+use crate::error::{exception, released};
 use crate::program::ProgramCell;
 use crate::scope::ScopeCell;
 use crate::servers::load_vars_of_job;
@@ -19,6 +19,7 @@ pub fn save_vars(
     scope: &Bound<'_, ScopeCell>,
     names: Option<HashSet<String>>,
 ) -> PyResult<()> {
+    check_is_whole(program.get(), scope.get(), "save_persistables(exe, folder)")?;
     let (program, scope) = (program.get().whole()?, scope.get().lock()?);
     let scope = &*scope;
     released(py, || match names {
@@ -61,12 +62,26 @@ pub fn save_inference_model(
     targets: Vec<String>,
     scope: &Bound<'_, ScopeCell>,
 ) -> PyResult<()> {
+    let on_all = "save_inference_model(exe, folder, feed_vars, target_vars)";
+    check_is_whole(program.get(), scope.get(), on_all)?;
     let (program, scope) = (program.get().whole()?, scope.get().lock()?);
     let (scope, targets) = (&*scope, targets.iter().map(String::as_str).collect::<Vec<_>>());
     released(py, || {
         check_has_rows(&program, &targets)?;
         fleet::save_inference_model(path, &program, &targets, scope)
     })
+}
+
+/// Refuses to save what this worker has of a model that workers divide. `on_all` is the call that
+/// saves the whole model.
+fn check_is_whole(program: &ProgramCell, scope: &ScopeCell, on_all: &str) -> PyResult<()> {
+    let job = program.lock()?.job.clone().or_else(|| scope.job());
+    if job.is_some_and(|job| job.plan.divides_state()) {
+        let error = Error::invalid("workers divide the model: this one has a part of it")
+            .help(format!("let all workers call fleet.distributed.fleet.{on_all}: worker 0 saves"));
+        return Err(exception(&error));
+    }
+    Ok(())
 }
 
 /// Refuses a model whose rows are on parameter servers: a save of the program would lack them.

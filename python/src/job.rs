@@ -3,7 +3,8 @@
 use crate::error::{OrRaise, exception, guarded, waiting};
 use crate::interrupt::{self, Wait};
 use crate::optimizer::optimizer;
-use crate::program::{Place, ProgramCell, id_in};
+use crate::program::{Place, ProgramCell, id_in, index};
+use crate::scope::ScopeCell;
 use crate::session::{Job, Plan, Stage};
 use crate::strategy::StrategyCell;
 use crate::topology::TopologyCell;
@@ -67,6 +68,11 @@ impl FleetCell {
     /// Returns whether a network was minimized for the job.
     fn has_job(&self) -> bool {
         self.job().is_ok()
+    }
+
+    /// Returns whether workers divide the state of the model, so that none has all of it.
+    fn divides_state(&self) -> bool {
+        self.job().is_ok_and(|job| job.plan.divides_state())
     }
 
     /// Returns whether this process trains as a worker of parameter servers.
@@ -200,6 +206,12 @@ impl FleetCell {
         programs.main.swap_name_counters(&mut names);
         let plan = made.or_raise()?;
         let text = plan.chain_text();
+        held.left = held
+            .program
+            .vars()
+            .filter(|(id, var)| programs.main.find_var(&var.name) != Some(*id))
+            .map(|(id, var)| (index(id), var.name.clone()))
+            .collect();
         held.program = Arc::new(programs.main.clone());
         held.host_rates = programs.host_rates.clone();
         start.program = Arc::new(programs.startup.clone());
@@ -209,6 +221,18 @@ impl FleetCell {
         *self.job.lock().map_err(busy)? = Some(job);
         Ok(text)
     }
+}
+
+/// Returns the model with the state of all workers, on worker 0: its forward part, for evaluation,
+/// and a scope with its variables. All workers of a collective job must call it.
+#[pyfunction]
+pub fn whole_model(
+    py: Python<'_>,
+    cell: &Bound<'_, FleetCell>,
+) -> PyResult<Option<(ProgramCell, ScopeCell)>> {
+    let job = cell.get().job()?;
+    let whole = waiting(py, || job.with_session(|session| job.fleet.whole(session)))?;
+    Ok(whole.map(|whole| (ProgramCell::of_test(whole.program), ScopeCell::of(whole.scope))))
 }
 
 /// Checks that the job computes in mixed precision.

@@ -49,7 +49,7 @@ mod _fleet {
     #[pymodule_export]
     use crate::interrupt::is_waiting;
     #[pymodule_export]
-    use crate::job::{FleetCell, amp_init, loss_scaling};
+    use crate::job::{FleetCell, amp_init, loss_scaling, whole_model};
     #[pymodule_export]
     use crate::layers::{call, layer_docs, signatures};
     #[pymodule_export]

@@ -13,6 +13,7 @@ use fleet_base::EntityRef;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -28,6 +29,8 @@ pub struct Held {
     pub tables: Option<Arc<dyn Tables>>,
     /// Whether the program evaluates: its runs leave the random numbers of training as they are.
     pub for_test: bool,
+    /// Names of the variables that other workers have: those of the other stages of a pipeline.
+    pub left: HashMap<u32, String>,
     /// The branches that are being written, the innermost last. Layers are added to it.
     pub branches: Vec<OpenCond>,
 }
@@ -156,13 +159,28 @@ impl ProgramCell {
         Ok((name, var.shape.to_vec(), dtype, flags.0, flags.1, flags.2, trains, var.lod_level))
     }
 
+    /// Returns the name of a variable, also of one that is in another stage of the pipeline.
+    fn name_of(&self, id: u32) -> PyResult<String> {
+        let held = self.lock()?;
+        let found = id_in(&held.program, id).map(|id| held.program.var_name(id).to_string());
+        found.or_else(|error| held.left.get(&id).cloned().ok_or(error))
+    }
+
     fn find(&self, name: &str) -> PyResult<Option<u32>> {
         Ok(self.program()?.find_var(name).map(index))
     }
 
     /// Like `find`; an error suggests the nearest name.
     fn named(&self, name: &str) -> PyResult<u32> {
-        self.program()?.var_named(name).map(index).or_raise()
+        let held = self.lock()?;
+        let found = held.program.var_named(name).map(index);
+        if found.is_err() && held.left.values().any(|left| left == name) {
+            return Err(PyValueError::new_err(format!(
+                "the variable '{name}' is in another stage of the pipeline\n  \
+                 help: let all workers call fleet.distributed.fleet.whole_model(): worker 0 has it"
+            )));
+        }
+        found.or_raise()
     }
 
     fn vars(&self) -> PyResult<Vec<u32>> {
@@ -247,7 +265,8 @@ impl ProgramCell {
         }
         let (program, job) = (Arc::clone(&held.program), held.job.clone());
         let (host_rates, for_test) = (held.host_rates.clone(), held.for_test);
-        let copy = Held { program, host_rates, job, tables, for_test, branches: Vec::new() };
+        let left = held.left.clone();
+        let copy = Held { program, host_rates, job, tables, for_test, left, ..Held::default() };
         Ok(ProgramCell { held: Mutex::new(copy) })
     }
 }

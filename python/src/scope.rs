@@ -26,6 +26,10 @@ pub struct ScopeCell {
 }
 
 impl ScopeCell {
+    pub fn of(scope: Scope) -> ScopeCell {
+        ScopeCell { scope: Arc::new(RwLock::new(scope)), ..ScopeCell::default() }
+    }
+
     /// Returns the job that the variables belong to.
     pub fn job(&self) -> Option<Arc<Job>> {
         self.job.lock().ok().and_then(|job| job.upgrade())

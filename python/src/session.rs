@@ -29,6 +29,16 @@ pub enum Plan {
 }
 
 impl Plan {
+    /// Returns whether workers divide the state of the model, so that none has all of it.
+    pub fn divides_state(&self) -> bool {
+        matches!(self, Plan::Collective(distributed) if distributed.plan.divides_state)
+    }
+
+    /// Returns whether this worker has a stage of a pipeline.
+    pub fn is_stage(&self) -> bool {
+        matches!(self, Plan::Collective(distributed) if distributed.plan.stage.is_some())
+    }
+
     /// Returns the names of the applied strategies.
     pub fn chain_text(&self) -> String {
         match self {

@@ -161,7 +161,77 @@ if fleet.is_first_worker():
 """
 
 
-def trains_alike(tmp_path, text):
+DIVIDED = """
+import sys
+import numpy as np
+import fleet as package
+from fleet import static
+from fleet.distributed import fleet
+
+out, kind = sys.argv[1:]
+fleet.init(is_collective=True)
+workers = fleet.worker_num()
+x, y = static.data("x", [None, 4]), static.data("y", [None, 1])
+wide = static.nn.fc(x, 8, activation="relu", split="columns")
+made = static.nn.fc(wide, 1, split="rows")
+loss = package.mean(package.nn.functional.square_error_cost(made, y))
+strategy = fleet.DistributedStrategy()
+if workers > 1 and kind == "layers":
+    strategy.hybrid_configs = {"mp_degree": workers}
+if workers > 1 and kind == "sharding":
+    strategy.sharding = True
+    strategy.sharding_configs = {"stage": 3, "sharding_degree": workers}
+if workers > 1 and kind == "pipeline":
+    strategy.pipeline = True
+    strategy.pipeline_configs = {"accumulate_steps": 2, "micro_batch_size": 4}
+fleet.distributed_optimizer(package.optimizer.Adam(0.1), strategy).minimize(loss)
+exe = static.Executor(threads=1)
+exe.run(static.default_startup_program())
+xs = np.random.default_rng(0).standard_normal((8, 4)).astype("float32")
+share = slice(fleet.worker_index(), None, workers) if kind == "sharding" else slice(None)
+feed = {"x": xs[share], "y": xs[share].sum(1, keepdims=True)}
+for _ in range(5):
+    exe.run(feed=feed, fetch_list=[loss] if kind != "pipeline" else [])
+
+test = static.default_main_program().clone(for_test=True)
+if workers == 1 or kind != "pipeline":
+    evaluated = exe.run(test, feed=feed, fetch_list=[made])[0]
+    assert evaluated.shape == (len(feed["x"]), 1)
+else:
+    try:
+        exe.run(test, feed=feed, fetch_list=[])
+    except Exception as error:
+        assert "one stage of the model" in str(error) and "whole_model" in str(error), error
+    else:
+        raise AssertionError("a stage evaluated alone")
+if workers > 1:
+    for save in (
+        lambda: static.save_vars(exe, out + ".part"),
+        lambda: static.save_inference_model(out + ".part", [x], [made], exe),
+    ):
+        try:
+            save()
+        except Exception as error:
+            assert "workers divide the model" in str(error) or "another stage" in str(error), error
+            assert "all workers" in str(error), error
+        else:
+            raise AssertionError("a part was saved")
+fleet.save_persistables(exe, out + ".saved")
+fleet.save_inference_model(exe, out + ".model", ["x"], [made])
+whole = fleet.whole_model()
+assert (whole is None) == (fleet.worker_index() > 0)
+if whole is not None:
+    with static.scope_guard(whole.scope):
+        feed = {"x": xs, "y": xs.sum(1, keepdims=True)}
+        results = exe.run(whole.program, feed=feed, fetch_list=[made])[0]
+        program, feeds, targets = static.load_inference_model(out + ".model", exe)
+        again = exe.run(program, feed={"x": xs}, fetch_list=targets)[0]
+        np.testing.assert_array_equal(again, results)
+    np.save(out, results)
+"""
+
+
+def trains_alike(tmp_path, text, *args):
     """Checks that a script saves the same numbers alone and as two workers."""
     script = tmp_path / "train.py"
     script.write_text(text)
@@ -172,8 +242,10 @@ def trains_alike(tmp_path, text):
         ("two", [fleetrun, "--nproc_per_node=2", f"--log_dir={tmp_path / 'log'}", script]),
     ]:
         out = tmp_path / f"{name}.npy"
-        ran = subprocess.run([*call, out], capture_output=True, text=True, cwd=tmp_path, timeout=120)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        call = [*call, out, *args]
+        ran = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+        logs = "".join(path.read_text() for path in sorted((tmp_path / "log").glob("*log*")))
+        assert ran.returncode == 0, ran.stdout + ran.stderr + logs
         results.append(np.load(out))
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-7)
 
@@ -184,6 +256,11 @@ def test_two_workers_train_what_one_trains(tmp_path):
 
 def test_two_workers_share_layers(tmp_path):
     trains_alike(tmp_path, SHARED_LAYERS)
+
+
+@pytest.mark.parametrize("kind", ["layers", "sharding", "pipeline"])
+def test_a_divided_model_is_evaluated_and_saved_whole(tmp_path, kind):
+    trains_alike(tmp_path, DIVIDED, kind)
 
 
 def test_a_wrong_split_names_the_choices(raises):

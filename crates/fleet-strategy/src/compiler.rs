@@ -3,7 +3,7 @@
 
 use crate::decision::{Decision, Outcome};
 use crate::effective::Effective;
-use crate::grid::Grid;
+use crate::grid::{Axis, Grid};
 use crate::job::{Job, OwnUpdates, Rings};
 use crate::meta::{Facts, Strategy, data_parallel};
 use crate::pipeline::StageInfo;
@@ -47,6 +47,8 @@ pub struct Plan {
     pub whole: Option<Program>,
     /// The stage of this rank, in a pipeline.
     pub stage: Option<StageInfo>,
+    /// Whether ranks divide the state of the model, so that no rank has all of it.
+    pub divides_state: bool,
 }
 
 impl Plan {
@@ -269,6 +271,7 @@ fn run_phases(mut job: Job<'_>, mut manager: PassManager<'_>, report: &Report<'_
             let (first, stride, copies) = job.grid.copies(job.ranks.rank);
             ((job.ranks.rank - first) / stride, copies)
         },
+        divides_state: job.whole.is_some() || job.grid.degree(Axis::Sharding) > 1,
         whole: job.whole,
         stage: job.pipeline.map(|pipeline| pipeline.info),
     })

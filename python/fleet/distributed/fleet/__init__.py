@@ -39,6 +39,7 @@ from ._servers import (
     server_num,
     shrink,
     stop_worker,
+    whole_model,
     worker_endpoints,
     worker_index,
     worker_num,

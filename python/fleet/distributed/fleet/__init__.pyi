@@ -40,6 +40,7 @@ from fleet.distributed.fleet._servers import server_index as server_index
 from fleet.distributed.fleet._servers import server_num as server_num
 from fleet.distributed.fleet._servers import shrink as shrink
 from fleet.distributed.fleet._servers import stop_worker as stop_worker
+from fleet.distributed.fleet._servers import whole_model as whole_model
 from fleet.distributed.fleet._servers import worker_endpoints as worker_endpoints
 from fleet.distributed.fleet._servers import worker_index as worker_index
 from fleet.distributed.fleet._servers import worker_num as worker_num

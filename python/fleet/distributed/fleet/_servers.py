@@ -1,9 +1,11 @@
 """Servers and workers of a job with parameter servers."""
 
 import os
+from collections import namedtuple
 
 from fleet import _checks, _files, _fleet
-from fleet._framework import Variable
+from fleet._executor import Scope, scope_guard
+from fleet._framework import Program, Variable
 
 from ._job import joined, topology
 from .role_maker import Role
@@ -120,6 +122,9 @@ def barrier_worker():
 def save_persistables(executor, dirname=None, main_program=None, mode=0, *, format="binary"):
     """Saves what persists, on worker 0; other workers return at once.
 
+    If workers divide the model (sharding, tensor parallelism, pipelines, divided classes), all of
+    them must call it: they send worker 0 what it does not have.
+
     A job with servers saves all tables of all servers. ``mode`` is 0 for all rows, 1 for the rows
     that serving needs (base), 2 for those of them that changed since the last save of mode 1 or 2
     (delta), and 3 for all rows, after which a day has passed. ``format`` is "binary" or "text".
@@ -143,8 +148,46 @@ def save_persistables(executor, dirname=None, main_program=None, mode=0, *, form
         return
     if mode != 0:
         raise NotImplementedError("mode: only 0 (all variables) is supported without servers")
-    if is_first_worker():
+    if job.divides_state():
+        _save_whole(lambda program: _files.save_persistables(executor, dirname, program))
+    elif is_first_worker():
         _files.save_persistables(executor, dirname, main_program)
+
+
+def _save_whole(save):
+    """Calls ``save`` with the program of the whole model, on worker 0, in the scope of its state."""
+    whole = whole_model()
+    if whole is not None:
+        with scope_guard(whole.scope):
+            save(whole.program)
+
+
+#: A model with the state of all workers: a program that evaluates it, and a scope for it.
+WholeModel = namedtuple("WholeModel", "program scope")
+
+
+def whole_model():
+    """Returns the model with the state of all workers, on worker 0, and None on the others. All
+    workers of a collective job must call it, after training steps of the last `minimize`.
+
+    It evaluates a model whose layers or parameters the workers divide::
+
+        whole = fleet.whole_model()
+        if whole is not None:
+            with static.scope_guard(whole.scope):
+                exe.run(whole.program, feed=.., fetch_list=[loss])
+    """
+    job = joined()
+    if job.has_servers():
+        raise ValueError(
+            "whole_model: the job has parameter servers, which have the model\n  "
+            "help: main_program.clone(for_test=True) evaluates it"
+        )
+    made = _fleet.whole_model(job)
+    if made is None:
+        return None
+    program, scope = made
+    return WholeModel(Program._of(program), Scope._of(scope))
 
 
 def save_inference_model(
@@ -156,14 +199,22 @@ def save_inference_model(
     export_for_deployment=True,
     mode=0,
 ):
-    """Saves a model for inference, on worker 0. A job with servers also saves the tables, which
+    """Saves a model for inference, on worker 0. If workers divide the model, all of them must call
+    it. A job with servers also saves the tables, which
     the lookups of the model refer to; the program is in the folder ``model``.
     ``static.load_inference_model`` loads both."""
     dirname = _checks.path("dirname", dirname)
+    job = joined()
+    if job.divides_state():
+        # This worker may have none of them.
+        feeds = _files._names(_files._listed("feeded_var_names", feeded_var_names))
+        targets = _files._names(_files._listed("target_vars", target_vars))
+        save = _files.save_inference_model
+        _save_whole(lambda program: save(dirname, feeds, targets, executor, program))
+        return
     program, _, targets = _files._model_vars(feeded_var_names, target_vars, main_program)
     if not is_first_worker():
         return
-    job = joined()
     if not job.has_servers():
         _files.save_inference_model(dirname, feeded_var_names, target_vars, executor, main_program)
         return
