@@ -88,12 +88,6 @@ fleetx.utils: Downloader
 plsc: Entry
 """
 
-#: Names that are not supported, with a part of the error that tells the alternative.
-UNSUPPORTED = {
-    "plsc.Entry": "paddle.static.nn.class_loss",
-}
-
-
 def names():
     for line in NAMES.strip().splitlines():
         module, _, listed = line.partition(": ")
@@ -117,8 +111,6 @@ def resolved(name):
         except ModuleNotFoundError:
             continue
         except compat.UnsupportedModule:
-            if count == 1:
-                raise
             continue
         for part in parts[count:]:
             found = getattr(found, part)
@@ -126,16 +118,9 @@ def resolved(name):
     raise AssertionError(name)
 
 
-@pytest.mark.parametrize("name", sorted(set(names()) - set(UNSUPPORTED)))
+@pytest.mark.parametrize("name", sorted(set(names())))
 def test_a_documented_name(installed, name):
     assert resolved(name) is not None
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_a_name_that_is_not_supported(installed, name):
-    with pytest.raises(NotImplementedError) as caught:
-        resolved(name)
-    assert UNSUPPORTED[name] in str(caught.value)
 
 
 #: What the listings call the modules.

@@ -44,18 +44,12 @@ NAMES = {
     "paddle.fluid.unique_name": "fleet.utils.unique_name",
     "paddle.incubate": "fleet.fluid.incubate",
     "fleetx": "fleet.compat.fleetx",
+    "plsc": "fleet.compat.plsc",
 }
 
 #: `paddle.__version__`: the version of Paddle whose interface this is. Scripts compare it as text,
 #: as a version, and as three numbers between dots, so it has no suffix.
 VERSION = "2.0.0"
-
-#: Packages without a counterpart, and the alternative.
-UNSUPPORTED = {
-    "plsc": "use fleet.static.nn.class_loss; split_classes of hybrid_configs divides its classes "
-    "among workers",
-}
-
 
 def target(name):
     """Returns the module that a name of Paddle stands for, or None for other names."""
@@ -68,13 +62,10 @@ def target(name):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of `NAMES`, and tells the alternatives of those that are not supported."""
+    """Finds the modules of `NAMES`, and tells the alternatives of names that are not supported."""
 
     def find_spec(self, fullname, path=None, target_module=None):
-        root = fullname.partition(".")[0]
-        if root in UNSUPPORTED:
-            raise _unsupported(fullname, f"{root} is not supported", UNSUPPORTED[root])
-        if root == "fleet":
+        if fullname.partition(".")[0] == "fleet":
             # `from paddle import DataParallel` asks for a module of this name when the package has
             # no such attribute.
             module, _, name = fullname.rpartition(".")
@@ -179,7 +170,7 @@ def path():
 
 
 def install():
-    """Makes `import paddle`, `fleetx` and their modules resolve to this package. Fetched arrays of
+    """Makes `import paddle`, `fleetx`, `plsc` and their modules resolve to this package. Fetched arrays of
     one element are numbers from then on, as scripts expect."""
     if _finder in sys.meta_path:
         return
@@ -203,5 +194,5 @@ def uninstall():
 
 
 def _imported():
-    roots = {name.partition(".")[0] for name in [*NAMES, *UNSUPPORTED]}
+    roots = {name.partition(".")[0] for name in NAMES}
     return [name for name in sys.modules if name.partition(".")[0] in roots]

@@ -9,6 +9,7 @@ from fleet._absent import nearest as nearest
 from fleet._absent import set_root as set_root
 from fleet._absent import spelled as spelled
 from fleet.compat import fleetx as fleetx
+from fleet.compat import plsc as plsc
 import builtins
 
 VERSION: str
