@@ -5,6 +5,7 @@ use fleet::nn::optimizer::OptimizerDesc;
 use fleet::prelude::*;
 use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{ServerJob, Worker};
+use fleet::strategy::{HybridConfig, PipelineConfig, ShardingConfig};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,6 +13,12 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Collective,
+    /// Collective: workers own parameters, gradients and state.
+    Sharding,
+    /// Collective: workers divide layers.
+    Tensor,
+    /// Collective: workers have stages of the model.
+    Pipeline,
     Sync,
     HalfAsync,
     Async,
@@ -66,6 +73,15 @@ pub enum Phase {
 }
 
 pub const MODES: &[Mode] = &[Mode::Collective, Mode::Sync, Mode::HalfAsync, Mode::Async, Mode::Geo];
+/// Modes whose workers divide the model.
+pub const DIVIDED: &[Mode] = &[Mode::Sharding, Mode::Tensor, Mode::Pipeline];
+
+impl Mode {
+    pub fn has_servers(self) -> bool {
+        matches!(self, Mode::Sync | Mode::HalfAsync | Mode::Async | Mode::Geo)
+    }
+}
+
 pub const FAULTS: &[Fault] = &[
     Fault::Leave,
     Fault::Exit,
@@ -120,7 +136,8 @@ impl Case {
 
     pub fn parse(text: &str) -> Option<Case> {
         let mut words = text.split(' ');
-        let mode = find(MODES, words.next()?)?;
+        let word = words.next()?;
+        let mode = find(MODES, word).or_else(|| find(DIVIDED, word))?;
         let fault = find(FAULTS, words.next()?)?;
         let phase = find(PHASES, words.next()?)?;
         let role = find(&[Role::Worker, Role::Server, Role::Durable], words.next()?)?;
@@ -150,8 +167,8 @@ pub fn run(case: &Case) -> Result<()> {
         part.reach(Phase::Start, || Ok(()))?;
     }
     match case.mode {
-        Mode::Collective => collective(&mut part),
-        _ => servers(&mut part),
+        mode if mode.has_servers() => servers(&mut part),
+        _ => collective(&mut part),
     }
 }
 
@@ -214,6 +231,14 @@ impl Part {
                 strategy
             }
             Mode::Collective => strategy,
+            Mode::Sharding => strategy.use_sharding(ShardingConfig::default().with_stage(3)),
+            Mode::Tensor => {
+                let degree = self.case.workers as i32;
+                strategy.with_hybrid_configs(HybridConfig::default().with_mp_degree(degree))
+            }
+            Mode::Pipeline => {
+                strategy.use_pipeline(PipelineConfig::default().with_accumulate_steps(2))
+            }
             Mode::Sync | Mode::HalfAsync => strategy.with_a_sync(other),
             Mode::Async => strategy.with_a_sync(!other),
             Mode::Geo if other => strategy.use_geo(3),
@@ -230,7 +255,8 @@ impl Part {
     /// that is the fault.
     fn fetches<'a>(&self, own: usize, step: u64, loss: &'a str, gradient: &'a str) -> Vec<&'a str> {
         let mut fetches = Vec::new();
-        if own == 0 {
+        // The loss is in the last stage of a pipeline.
+        if own == 0 && self.case.mode != Mode::Pipeline {
             fetches.push(loss);
         }
         if self.does(Fault::Fetch) && step >= MIDDLE {
@@ -249,7 +275,8 @@ fn collective(part: &mut Part) -> Result<()> {
     let fleet = Fleet::collective()?;
     let net = Net::new();
     let (x, y) = (net.data("x", [-1, 4], DType::F32), net.data("y", [-1, 1], DType::F32));
-    let loss = x.fc(Fc::new(part.width()).act(Act::Tanh)).fc(1).mse_loss(y, Reduction::Mean);
+    let hidden = x.fc(Fc::new(part.width()).act(Act::Tanh).split(Split::Columns));
+    let loss = hidden.fc(Fc::new(1).split(Split::Rows)).mse_loss(y, Reduction::Mean);
     let loss_name = loss.name();
     let optimizer = fleet.distributed_optimizer(Sgd::new(0.1), &part.strategy());
     let job = optimizer.minimize(&net, loss)?;

@@ -10,7 +10,9 @@
 
 mod job;
 
-use job::{CASE, Case, FAULTS, FOLDER, Fault, MARK, MODES, Mode, OVER, PHASES, Phase, Role};
+use job::{
+    CASE, Case, DIVIDED, FAULTS, FOLDER, Fault, MARK, MODES, Mode, OVER, PHASES, Phase, Role,
+};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -47,20 +49,20 @@ const JOBS_AT_ONCE: usize = 4;
 /// Every case.
 fn table() -> Vec<Case> {
     let mut cases = Vec::new();
-    for &mode in MODES {
+    for &mode in MODES.iter().chain(DIVIDED) {
         for &fault in FAULTS {
             for &phase in phases(mode, fault) {
                 // If two workers differ, either may be the faulty one; of three, the one that
                 // differs from the other two is.
                 let is_difference =
                     matches!(fault, Fault::Strategy | Fault::Rings | Fault::Network | Fault::Fetch);
-                let workers = if is_difference { 3 } else { 2 };
+                let workers = if is_difference || mode == Mode::Pipeline { 3 } else { 2 };
                 let of = |rank, machines| {
                     let role = Role::Worker;
                     Case { mode, fault, phase, role, rank, workers, machines }
                 };
                 cases.extend([of(0, 1), of(workers - 1, 1)]);
-                if !is_difference {
+                if workers == 2 {
                     cases.push(of(workers - 1, 2));
                 }
             }
@@ -79,7 +81,7 @@ fn server_phases(mode: Mode, fault: Fault) -> Vec<(Role, Phase)> {
     let (start, step) = ((Role::Server, Phase::Start), (Role::Server, Phase::Step));
     let durable = [(Role::Durable, Phase::Start), (Role::Durable, Phase::Step)];
     match fault {
-        _ if mode == Mode::Collective => vec![],
+        _ if !mode.has_servers() => vec![],
         Fault::Leave | Fault::Exit | Fault::Kill => [&[start, step], &durable[..]].concat(),
         // While the stack trace is printed a server keeps serving, so the job might finish before
         // the server ends.
@@ -94,6 +96,7 @@ fn server_phases(mode: Mode, fault: Fault) -> Vec<(Role, Phase)> {
 fn phases(mode: Mode, fault: Fault) -> &'static [Phase] {
     match fault {
         Fault::Leave | Fault::Exit | Fault::Panic | Fault::Kill | Fault::Stop => PHASES,
+        _ if DIVIDED.contains(&mode) => &[],
         Fault::Strategy | Fault::Network | Fault::Hang => &[Phase::Start],
         Fault::Fetch => &[Phase::Step],
         Fault::Rings if mode == Mode::Collective => &[Phase::Start],
@@ -108,6 +111,13 @@ fn phases(mode: Mode, fault: Fault) -> &'static [Phase] {
 /// turn. Faults of servers and faults on two machines run in one mode each.
 fn chosen() -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
+    for (number, &mode) in DIVIDED.iter().enumerate() {
+        for (at, &fault) in FAULTS.iter().enumerate() {
+            let of_this = |it: &Case| it.mode == mode && it.fault == fault && it.machines == 1;
+            let of_this: Vec<Case> = table().into_iter().filter(of_this).collect();
+            cases.extend((!of_this.is_empty()).then(|| of_this[(3 * at + number) % of_this.len()]));
+        }
+    }
     for (number, &mode) in MODES.iter().enumerate() {
         for (at, &fault) in FAULTS.iter().enumerate() {
             let of_kind = |role: Option<Role>, machines: usize| -> Vec<Case> {
@@ -454,10 +464,10 @@ fn command(case: &Case, folder: &Path, machine: usize, master: Option<&str>) -> 
     let workers = (case.workers / case.machines).to_string();
     let has_server = (machine + 1 == case.machines) == (case.role != Role::Worker);
     match case.mode {
-        Mode::Collective => command.args(["--nproc_per_node", &workers]),
-        _ => command.args(["--worker_num", &workers]),
+        mode if mode.has_servers() => command.args(["--worker_num", &workers]),
+        _ => command.args(["--nproc_per_node", &workers]),
     };
-    if case.mode != Mode::Collective && (case.machines == 1 || has_server) {
+    if case.mode.has_servers() && (case.machines == 1 || has_server) {
         command.args(["--server_num", "1"]);
     }
     if case.role != Role::Worker && case.fault == Fault::Stop {
