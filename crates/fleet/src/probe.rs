@@ -50,6 +50,16 @@ pub(crate) fn rates(fleet: &Fleet, batch: Option<usize>) -> Result<Rates> {
     })
 }
 
+/// Measures this process alone, with this number of threads.
+pub(crate) fn alone(threads: usize) -> Result<Rates> {
+    Ok(Rates {
+        flops_per_second: flops_per_second(threads)?,
+        memory_bytes_per_second: memory_bytes_per_second(),
+        origin: Origin::Measured,
+        ..Rates::default()
+    })
+}
+
 /// Returns the compute rate of each of `ranks` ranks of `threads` threads on this machine, if all
 /// compute.
 #[cfg(feature = "app")]

@@ -1,14 +1,15 @@
 //! `fleet plan`: compares the layouts of a training on some ranks, and prints the best ones.
 //!
 //! Each layout is compiled for ranks that represent it, so the command takes as long as that many
-//! rewrites. Nothing runs but a short measurement of this machine, for speeds that are not given.
+//! rewrites. Speeds that are not given are measured: those of this machine, and those of the
+//! network's own ops, in some steps with made-up data.
 
 use super::models::Models;
 use super::rewrite::{network, parse_optimizer};
 use super::strategy_file::load_with_source;
 use crate::planner::{
     Batch, Candidate, Found, Goal, LayoutSearch, Left, Machines, Network, Speeds, fixed_batch,
-    search,
+    op_factors, search,
 };
 use crate::probe;
 use clap::Args;
@@ -89,8 +90,12 @@ pub fn run(args: &PlanArgs, models: &Models, out: &mut Output) -> Result<(), Exi
     let (programs, loss) = network(models, &args.program, loss, startup)?;
     let optimizer = parse_optimizer(&args.optimizer)?;
     let network = Network { programs: &programs, loss, optimizer: &optimizer };
-    let machines = machines(args, ranks)?;
     let samples = args.batch.map_or(BATCH_ASSUMED * count, |batch| batch as usize);
+    let mut machines = machines(args, ranks)?;
+    if args.flops.is_none() {
+        let batch = samples.div_ceil(count);
+        machines.speeds.factors = op_factors(network, &base, machines.threads, batch, None)?;
+    }
     let search_for = LayoutSearch {
         network,
         machines: &machines,
@@ -150,7 +155,7 @@ fn machines(args: &PlanArgs, ranks: Ranks) -> Result<Machines> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // Nothing is known about the cores of machines whose speeds are given.
     let has_spare_cores = args.flops.is_some() || here * threads < cores;
-    Ok(Machines { ranks, speeds: Speeds { rates, has_spare_cores }, threads })
+    Ok(Machines { ranks, speeds: Speeds { rates, has_spare_cores, ..Speeds::default() }, threads })
 }
 
 fn print_job(
@@ -189,10 +194,20 @@ fn print_job(
         text::count(rates.network(&ranks)),
         origin(args.bandwidth.is_some(), rates.network_bytes_per_second.is_some())
     ))?;
+    if args.flops.is_none() {
+        out.line(match search.machines.speeds.factors.0.len() {
+            0 => "ops: at these speeds, because one process cannot train the network".to_string(),
+            kinds => format!("ops: {kinds} kinds, measured in steps with made-up data"),
+        })?;
+    }
     match search.memory {
         Some(memory) => out.line(format!("memory of a rank: {}", text::bytes(memory))),
         None => out.line("memory of a rank: unlimited (set --memory)"),
     }
+}
+
+fn rate(samples: f64) -> String {
+    if samples < 10.0 { format!("{samples:.2}") } else { text::count(samples) }
 }
 
 fn print_table(found: &Found, args: &PlanArgs, out: &mut Output) -> Result<(), ExitReason> {
@@ -209,7 +224,7 @@ fn print_table(found: &Found, args: &PlanArgs, out: &mut Output) -> Result<(), E
         out.line(row([
             candidate.layout.to_string(),
             duration(it.step_seconds),
-            text::count(it.samples_per_second()),
+            rate(it.samples_per_second()),
             duration(it.compute_seconds),
             duration(it.exposed_seconds()),
             duration(it.wait_seconds),

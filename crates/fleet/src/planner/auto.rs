@@ -5,6 +5,7 @@
 //! The others are chosen only if none of these fits.
 
 use super::layout::{Layout, Order, Schedule};
+use super::measure::op_factors;
 use super::memory::rank_memory;
 use super::predict::{Machines, Network, Prediction, fixed_batch};
 use super::search::{Batch, Candidate, Found, Goal, LayoutSearch, search};
@@ -50,9 +51,12 @@ pub fn plan_job(
     if fleet.is_first_worker() {
         let threads = fleet.cores_share();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let speeds = Speeds { rates: rates.clone(), has_spare_cores: here * threads < cores };
-        let machines = Machines { ranks, speeds, threads };
         let base = DistributedStrategy::new();
+        let rows = known.unwrap_or(BATCH_ASSUMED);
+        let factors = op_factors(network, &base, threads, rows, memory)?;
+        let has_spare_cores = here * threads < cores;
+        let speeds = Speeds { rates: rates.clone(), factors, has_spare_cores };
+        let machines = Machines { ranks, speeds, threads };
         let found = search(&LayoutSearch {
             network,
             machines: &machines,

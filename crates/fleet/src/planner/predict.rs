@@ -9,7 +9,7 @@ use super::layout::Layout;
 use super::simulate::{RankTimes, Simulation, TimedRank, TimedStep};
 use super::speeds::Speeds;
 use fleet_base::{Error, Result};
-use fleet_exec::{Device, ExecOptions, Executor, Outline, Scope};
+use fleet_exec::{Device, ExecOptions, Executor, Outline, PlanSummary, Scope};
 use fleet_ir::{Program, VarId};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::OptimizerDesc;
@@ -84,10 +84,8 @@ pub fn predict(
             .into_iter()
             .map(|rank| compile(network, machines, &strategy, rank, batch))
             .collect::<Result<_>>()?;
-        let summaries = ranks.iter().map(|it| &it.outline.summary);
-        let memory = summaries
-            .map(|it| it.persistable_bytes + it.arena_bytes + it.scratch_bytes + it.feed_bytes);
-        found.memory_bytes = found.memory_bytes.max(memory.max().unwrap_or(0) as u64);
+        let memory = ranks.iter().map(|it| memory_of(&it.outline.summary)).max();
+        found.memory_bytes = found.memory_bytes.max(memory.unwrap_or(0));
         let times = simulation(&ranks, machines)?.run()?;
         let step = step_seconds(&times, machines.speeds.has_spare_cores);
         let busiest = times.iter().max_by(|a, b| a.computes.total_cmp(&b.computes));
@@ -101,6 +99,11 @@ pub fn predict(
         }
     }
     Ok(found)
+}
+
+/// Returns the memory of a plan, in bytes: variables, temporaries and fed tensors.
+pub fn memory_of(plan: &PlanSummary) -> u64 {
+    (plan.persistable_bytes + plan.arena_bytes + plan.scratch_bytes + plan.feed_bytes) as u64
 }
 
 /// Returns the duration of a step: that of the slowest rank.
@@ -142,13 +145,15 @@ fn largest_owner(main: &Program, shards: usize) -> usize {
     most.map_or(0, |(shard, _)| shard)
 }
 
-/// The plan of a rank.
-struct Compiled {
-    outline: Outline,
+/// The programs of a rank, and their plan.
+pub struct Compiled {
+    pub programs: Programs,
+    pub outline: Outline,
     rings: Vec<RingSpec>,
 }
 
-fn compile(
+/// Compiles a network for a rank of a job, and plans it for batches of `batch` rows.
+pub fn compile(
     network: Network<'_>,
     machines: &Machines,
     strategy: &DistributedStrategy,
@@ -166,14 +171,14 @@ fn compile(
     let options = ExecOptions { device: Device::Null, ..ExecOptions::threads(*threads) };
     let executor = Executor::new(options);
     let outline = executor.outline(&programs.main, &Scope::new(), &feeds, &[&loss_name])?;
-    Ok(Compiled { outline, rings: plan.rings })
+    Ok(Compiled { programs, outline, rings: plan.rings })
 }
 
 /// Name, type and shape of a fed tensor.
-type Feed<'p> = (&'p str, DType, Shape);
+pub type Feed<'p> = (&'p str, DType, Shape);
 
 /// Returns the feeds of a program whose unknown dimensions are `batch`.
-fn feeds(program: &Program, batch: usize) -> Vec<Feed<'_>> {
+pub fn feeds(program: &Program, batch: usize) -> Vec<Feed<'_>> {
     let mut used = HashSet::new();
     program.root_ops().for_each(|(id, _)| program.reads_of(id, &mut used));
     let fed = program.vars().filter(|(id, var)| var.is_data && used.contains(id));
@@ -261,7 +266,7 @@ mod tests {
             network_bytes_per_second: Some(1e15),
             ..Rates::default()
         };
-        let speeds = Speeds { rates, has_spare_cores: true };
+        let speeds = Speeds { rates, has_spare_cores: true, ..Speeds::default() };
         Machines { ranks: Ranks::new(0, ranks), speeds, threads: 1 }
     }
 

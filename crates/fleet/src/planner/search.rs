@@ -241,7 +241,7 @@ mod tests {
         let programs = net.build().unwrap();
         let optimizer: OptimizerDesc = Adam::new(0.1).into();
         let rates = Rates { network_bytes_per_second: Some(1e8), ..Rates::default() };
-        let speeds = Speeds { rates, has_spare_cores: true };
+        let speeds = Speeds { rates, has_spare_cores: true, ..Speeds::default() };
         let machines = Machines { ranks: Ranks::new(0, ranks), speeds, threads: 1 };
         search(&LayoutSearch {
             network: Network { programs: &programs, loss, optimizer: &optimizer },

@@ -2,16 +2,24 @@
 
 use fleet_exec::{OutlineCall, OutlineStep};
 use fleet_strategy::{Ranks, Rates, RingSpec};
+use std::collections::BTreeMap;
 
 /// Speeds of a rank.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Speeds {
     /// Arithmetic, memory and network.
     pub rates: Rates,
+    /// Multiples of the time that the rates predict.
+    pub factors: OpFactors,
     /// Whether threads that communicate have cores beside those that compute. Without them,
     /// communication takes time from compute.
     pub has_spare_cores: bool,
 }
+
+/// For kinds of ops by name: how many times as long they take as arithmetic and memory predict.
+/// Other ops take as long as predicted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OpFactors(pub BTreeMap<String, f64>);
 
 /// Time to start an op.
 const OP_SECONDS: f64 = 1e-6;
@@ -29,7 +37,9 @@ impl Speeds {
             return 0.0;
         }
         let arithmetic = cost.flops / self.rates.flops_per_second;
-        OP_SECONDS + arithmetic.max(cost.bytes / self.rates.memory_bytes_per_second)
+        let factor = self.factors.0.get(&step.op).copied().unwrap_or(1.0);
+        let memory = cost.bytes / self.rates.memory_bytes_per_second;
+        factor * (OP_SECONDS + arithmetic.max(memory))
     }
 
     /// Returns how long a call takes on a ring, from the time when all members have arrived.
@@ -58,7 +68,7 @@ mod tests {
             network_bytes_per_second: Some(1e6),
             ..Rates::default()
         };
-        Speeds { rates, has_spare_cores: true }
+        Speeds { rates, has_spare_cores: true, ..Speeds::default() }
     }
 
     #[test]
@@ -77,6 +87,22 @@ mod tests {
         assert_eq!(seconds(2e9, 1e8), 2.0 + OP_SECONDS);
         assert_eq!(seconds(1e9, 3e8), 3.0 + OP_SECONDS);
         assert_eq!(seconds(0.0, 0.0), 0.0);
+    }
+
+    #[test]
+    fn a_measured_op_takes_a_multiple() {
+        let step = |op: &str| OutlineStep {
+            op: op.into(),
+            lane: 0,
+            waits: Vec::new(),
+            cost: Cost { flops: 2e9, bytes: 0.0 },
+            only_communicates: false,
+            call: None,
+        };
+        let factors = OpFactors([("gelu".to_string(), 3.0)].into());
+        let speeds = Speeds { factors, ..speeds() };
+        assert_eq!(speeds.compute_seconds(&step("gelu")), 3.0 * (2.0 + OP_SECONDS));
+        assert_eq!(speeds.compute_seconds(&step("mul")), 2.0 + OP_SECONDS);
     }
 
     #[test]
