@@ -41,6 +41,8 @@ enum Command {
     Job(fleet_job::commands::JobCommand),
     /// Score the rows of files with a model that a job trained
     Predict(fleet_job::predict::PredictArgs),
+    /// Find the best items for users, with a model of two towers that a job trained
+    Recommend(fleet_job::recommend::RecommendArgs),
     /// Generate data sets
     #[command(subcommand)]
     Data(data::DataCommand),
@@ -86,6 +88,7 @@ fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitRea
         Command::Demo(args) => fleet_demo::run(&args, &alone()?, out),
         Command::Job(command) => fleet_job::commands::run(&command, &alone()?, out),
         Command::Predict(args) => fleet_job::predict::run(&args, out),
+        Command::Recommend(args) => fleet_job::recommend::run(&args, out),
         Command::Data(command) => data::run(&command, env, out),
         Command::Export(args) => export::run(&args, out),
         Command::Checkpoint(command) => checkpoint::run(&command, out),

@@ -168,6 +168,162 @@ fn every_model_learns() {
     }
 }
 
+/// A model of two sides, and a label whose order is learned.
+#[test]
+fn sides_have_products() {
+    let columns = COLUMNS
+        .replace("buckets = 50, dim = 4", "side = \"user\"")
+        .replace("min_count = 2 }", "min_count = 2 }, side = \"item\"");
+    for (kind, model) in [
+        ("mf", "kind = \"mf\""),
+        ("mf_hidden", "kind = \"mf\"\nhidden = [16]"),
+        ("two_tower", "kind = \"two_tower\"\nhidden = [32]"),
+    ] {
+        let columns = match kind {
+            "mf" => columns.replace(", embed = \"piecewise\", bins = 8", ""),
+            "two_tower" => columns
+                .replace("tags = { ", "tags = { side = \"item\", ")
+                .replace("kind = \"number\"", "side = \"user\", kind = \"number\""),
+            _ => columns.clone(),
+        };
+        let label =
+            "{ role = \"label\", name = \"z\", at_least = 100, levels = [90, 95, 100, 105] }";
+        let columns = columns.replace("{ role = \"label\", positive = \"yes\" }", label);
+        let rest = format!("[model]\n{model}\ndim = 8\n{SHORT}");
+        let place = Place::new(kind, &format!("[columns]{columns}"), &rest);
+        place.run("fleet job check job.toml");
+        place.run("fleet job train job.toml --threads 2");
+        assert!(place.measure("auc") > 0.95, "{kind}: {}", place.measure("auc"));
+        let scores = place.predict("test.csv");
+        let labels: Vec<bool> = rows(2, 1000)
+            .lines()
+            .skip(1)
+            .map(|line| line.split(',').nth(6).unwrap().parse::<f64>().unwrap() >= 100.0)
+            .collect();
+        assert!((auc(&scores, &labels) - place.measure("auc")).abs() < 1e-12, "{kind}");
+    }
+}
+
+/// The columns of a ranking: the rows of a user are a group.
+const RANKING: &str = r#"
+[columns]
+y = { role = "label", positive = "yes" }
+age = { kind = "number" }
+city = { kind = "category" }
+tags = { kind = "categories" }
+user = { role = "group" }
+[task]
+kind = "ranking"
+group = "user"
+"#;
+
+#[test]
+fn rows_of_a_group_are_ranked() {
+    for loss in ["pairwise", "listwise"] {
+        let head = format!("{RANKING}loss = \"{loss}\"");
+        let place = Place::new(loss, &head, &format!("[evaluation]\nat = 5\n{SHORT}"));
+        let said = place.run("fleet job train job.toml --threads 2");
+        assert!(said.contains("ndcg") && said.contains("MRR"), "{said}");
+        assert_eq!(place.measure("rankings"), 50.0);
+        assert!(place.measure("ndcg") > 0.9 && place.measure("mrr") > 0.9, "{loss}: {said}");
+        assert_eq!(place.predict("test.csv").len(), 1000);
+    }
+}
+
+#[test]
+fn groups_are_ranked_on_two_ranks_and_from_streams() {
+    let place = Place::new("ranking-ranks", RANKING, SHORT);
+    place.run("fleetrun --nproc_per_node 2 job:job.toml");
+    assert!(place.measure("ndcg") > 0.85, "{}", place.measure("ndcg"));
+    let job = place.read("job.toml").replace("missing", "memory = \"1KB\"\nmissing");
+    fs::write(place.0.join("job.toml"), job).unwrap();
+    place.run("fleet job train job.toml --threads 2");
+    assert!(place.measure("ndcg") > 0.85, "{}", place.measure("ndcg"));
+}
+
+/// Choices of items: a user with number u likes items whose number has the same rest by 5.
+fn choices(seed: u64, count: usize) -> String {
+    let mut state = seed;
+    let mut below = |count: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % count
+    };
+    let mut text = "user,movie,genre,liked\n".to_string();
+    for _ in 0..count {
+        let (user, liked) = (below(60), below(10) < 9);
+        let rest = if liked { user % 5 } else { below(5) };
+        // Early items are more frequent.
+        let item = (below(20) * below(20) / 20) * 5 + rest;
+        let _ = writeln!(text, "u{user},m {item},g{},{}", item % 5, u8::from(liked));
+    }
+    text
+}
+
+const CHOICES: &str = r#"
+[columns]
+liked = { role = "label" }
+user = { kind = "category", side = "user" }
+movie = { kind = "category", side = "item" }
+genre = { kind = "category", side = "item" }
+[task]
+kind = "retrieval"
+[model]
+kind = "two_tower"
+dim = 8
+"#;
+
+fn retrieval_job(name: &str, model: &str) -> Place {
+    let place = Place::new(name, &format!("{CHOICES}{model}\n"), SHORT);
+    fs::write(place.0.join("train.csv"), choices(1, 4000)).unwrap();
+    fs::write(place.0.join("test.csv"), choices(2, 300)).unwrap();
+    place
+}
+
+#[test]
+fn items_are_retrieved_and_recommended() {
+    for (name, model) in [
+        ("retrieval", "hidden = [16]\nsimilarity = \"cosine\"\ntemperature = 0.1"),
+        ("retrieval-plain", "hidden = []"),
+    ] {
+        let place = retrieval_job(name, model);
+        place.run("fleet job check job.toml");
+        let said = place.run("fleet job train job.toml --threads 2");
+        // 20 of 100 items are of the user's genre.
+        assert!(place.measure("recall") > 0.4 && place.measure("items") > 90.0, "{said}");
+        fs::write(place.0.join("users.csv"), "user\nu7\nu13\n").unwrap();
+        let said = place.run("fleet recommend model --users users.csv -k 5 --out best.csv");
+        assert!(said.contains("2 users among"), "{said}");
+        let best = place.read("best.csv");
+        assert!(best.starts_with("user,rank,movie,score\nu7,1,m "), "{best}");
+        let items = |text: &str| -> Vec<(String, u32)> {
+            let fields = text.lines().skip(1).map(|line| line.split(',').collect::<Vec<_>>());
+            fields.map(|it| (it[0].to_string(), it[2][2..].parse().unwrap())).collect()
+        };
+        let found = items(&best);
+        assert_eq!(found.len(), 10);
+        let likes =
+            |(user, item): &&(String, u32)| user[1..].parse::<u32>().unwrap() % 5 == item % 5;
+        assert!(found.iter().filter(likes).count() >= 8, "{best}");
+        // Items that were chosen before are left out.
+        let line = "fleet recommend model --users users.csv -k 5 --out rest.csv --exclude best.csv";
+        place.run(line);
+        let rest = items(&place.read("rest.csv"));
+        assert!(rest.len() == 10 && rest.iter().all(|it| !found.contains(it)), "{rest:?}");
+    }
+}
+
+#[test]
+fn items_are_retrieved_by_a_model_of_servers() {
+    let place = retrieval_job("retrieval-servers", "hidden = [16]");
+    place.run("fleetrun --server_num 1 --worker_num 2 job:job.toml");
+    assert!(place.measure("recall") > 0.3, "{}", place.measure("recall"));
+    fs::write(place.0.join("users.csv"), "user\nu7\nu13\n").unwrap();
+    place.run("fleet recommend model --users users.csv -k 3 --out best.csv");
+    assert_eq!(place.read("best.csv").lines().count(), 7);
+    let said = place.fail("fleet recommend . --users users.csv --out best.csv");
+    assert!(said.contains("not a model folder"), "{said}");
+}
+
 #[test]
 fn numbers_are_encoded_in_every_way() {
     let head = "[columns]\nz = { role = \"label\" }\n\

@@ -55,7 +55,7 @@ pub use columns::{
 pub use data_loader::{Batches, DataLoader, DataLoaderOptions, Feed, Field, FieldSample, Part};
 pub use dataset::{
     Dataset, DatasetOptions, Exchange, InMemoryDataset, InProcessExchange, QueueDataset,
-    RecordFormat, SuppliedBatches, TensorDataset, TextFiles, sum_over,
+    RecordFormat, SuppliedBatches, TensorDataset, TextFiles, shuffle_groups, sum_over,
 };
 pub use downloader::Downloader;
 pub use files::{file_shard, glob};

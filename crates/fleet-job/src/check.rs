@@ -2,7 +2,9 @@
 //! of them run, so that one reading shows everything.
 
 use crate::file::{Text, View, read_text};
-use crate::job::{ColumnKind, ColumnPart, Embed, Job, ModelKind, Role, Split, TaskKind, bytes_of};
+use crate::job::{
+    ColumnKind, ColumnPart, Embed, Job, ModelKind, Role, Side, Split, TaskKind, bytes_of,
+};
 use fleet_base::text;
 use fleet_config::{Place, Problem};
 use std::path::Path;
@@ -32,6 +34,7 @@ pub fn check(file: &Text) -> (Job, Vec<Problem>) {
         rules.labels();
         rules.crosses();
         rules.slices();
+        rules.ranking();
     }
     if file.problems.is_empty() {
         rules.splits();
@@ -121,7 +124,12 @@ impl<'t> Rules<'t> {
         let is = |kind: ColumnKind| column.kind == kind && column.role == Role::Feature;
         let ids = is(ColumnKind::Category) || is(ColumnKind::Categories);
         let embed = column.number.embed;
-        let rules: [(&[&str], bool, &str); 7] = [
+        let has_side = match self.job.model.kind {
+            ModelKind::TwoTower => column.role == Role::Feature,
+            ModelKind::Mf => ids,
+            _ => false,
+        };
+        let rules: [(&[&str], bool, &str); 9] = [
             (&["transform", "embed"], is(ColumnKind::Number), "features of kind number"),
             (&["bins"], matches!(embed, Embed::Piecewise(_)), "embed = \"piecewise\""),
             (
@@ -129,10 +137,20 @@ impl<'t> Rules<'t> {
                 matches!(embed, Embed::Periodic { .. }),
                 "embed = \"periodic\"",
             ),
-            (&["vocabulary", "buckets", "dim"], ids, "features of kind category or categories"),
+            (&["history_of"], is(ColumnKind::Categories), "features of kind categories"),
+            (
+                &["vocabulary", "buckets", "dim"],
+                ids && column.history_of.is_none(),
+                "features of kind category or categories that are no history",
+            ),
             (&["at_most", "pooling"], is(ColumnKind::Categories), "features of kind categories"),
             (&["separator"], column.kind == ColumnKind::Categories, "kind = \"categories\""),
-            (&["positive", "at_least", "classes"], column.role == Role::Label, "role = \"label\""),
+            (&["side"], has_side, "categories of the model mf, and features of two_tower"),
+            (
+                &["positive", "at_least", "classes", "levels"],
+                column.role == Role::Label,
+                "role = \"label\"",
+            ),
         ];
         for (fields, applies, to) in rules {
             for field in fields.iter().filter(|field| !applies && view.node(field).is_some()) {
@@ -142,6 +160,18 @@ impl<'t> Rules<'t> {
             }
         }
         self.either_vocabulary_or_buckets(path, view);
+        self.history(column, path, view);
+    }
+
+    /// A history has values of a category that is a feature, too.
+    fn history(&mut self, column: &ColumnPart, path: &str, view: View<'_>) {
+        let Some(name) = &column.history_of else { return };
+        let (path, place) = (format!("{path}.history_of"), view.place("history_of"));
+        self.known_column(&path, name, place, &[ColumnKind::Category]);
+        if self.job.column(name).is_some_and(|other| other.role != Role::Feature) {
+            let message = format!("column '{name}' is not a feature");
+            self.add(Problem::error(path, message), place);
+        }
     }
 
     fn either_vocabulary_or_buckets(&mut self, path: &str, view: View<'_>) {
@@ -156,6 +186,9 @@ impl<'t> Rules<'t> {
         let labels: Vec<&ColumnPart> =
             self.job.columns.iter().filter(|column| column.role == Role::Label).collect();
         let Some(label) = labels.first() else {
+            if self.job.task == TaskKind::Retrieval {
+                return;
+            }
             let problem = Problem::error("columns", "no column has the role label")
                 .help("add role = \"label\" to the column that the model predicts");
             return self.add(problem, self.root.place("columns"));
@@ -179,37 +212,44 @@ impl<'t> Rules<'t> {
     fn label_of_task(&mut self, label: &ColumnPart, path: &str, view: View<'_>) {
         let task = self.job.task;
         let allowed: &[&str] = match task {
-            TaskKind::Binary => &["positive", "at_least"],
+            TaskKind::Binary => &["positive", "at_least", "levels"],
             TaskKind::MultiClass => &["classes"],
             TaskKind::Regression => &[],
+            TaskKind::Ranking | TaskKind::Retrieval => &["positive", "at_least"],
         };
-        for field in ["positive", "at_least", "classes"] {
+        for field in ["positive", "at_least", "classes", "levels"] {
             if view.node(field).is_some() && !allowed.contains(&field) {
                 let message = format!("does not apply to the task {}", name_of(task));
                 self.add(Problem::error(format!("{path}.{field}"), message), view.place(field));
             }
         }
         let is_text = label.kind == ColumnKind::Category;
+        // A ranking by yes or no has the rules of a binary task.
+        let is_binary = task == TaskKind::Binary
+            || task == TaskKind::Ranking && (is_text || view.node("positive").is_some());
         let problem = match task {
-            TaskKind::Binary if is_text && label.label.positive_text.is_none() => Problem::error(
+            _ if is_binary && is_text && label.label.positive_text.is_none() => Problem::error(
                 format!("{path}.positive"),
                 "a label of kind category needs the value that is 1",
             )
             .help("add positive = \"VALUE\""),
-            TaskKind::Binary if label.label.positive_text.is_some() && !is_text => Problem::error(
+            _ if is_binary && label.label.positive_text.is_some() && !is_text => Problem::error(
                 format!("{path}.positive"),
                 "expected a number for a label of kind number",
             )
             .help("write positive = 1, or kind = \"category\""),
-            TaskKind::Binary
-                if label.label.at_least.is_some()
-                    && (label.label.positive_text.is_some()
-                        || label.label.positive_number.is_some()) =>
+            _ if is_binary
+                && label.label.at_least.is_some()
+                && (label.label.positive_text.is_some()
+                    || label.label.positive_number.is_some()) =>
             {
                 Problem::error(format!("{path}.at_least"), "conflicts with positive")
             }
-            TaskKind::Binary if is_text && label.label.at_least.is_some() => {
+            _ if is_binary && is_text && label.label.at_least.is_some() => {
                 Problem::error(format!("{path}.at_least"), "needs kind = \"number\"")
+            }
+            TaskKind::Binary if !label.label.levels.is_empty() => {
+                return self.levels(label, path, view);
             }
             TaskKind::MultiClass if !is_text || label.label.classes.is_empty() => Problem::error(
                 format!("{path}.classes"),
@@ -224,6 +264,23 @@ impl<'t> Rules<'t> {
             _ => return,
         };
         self.add(problem, view.at);
+    }
+
+    /// Levels are different numbers, and the label is 1 from one of them on.
+    fn levels(&mut self, label: &ColumnPart, path: &str, view: View<'_>) {
+        let levels = &label.label.levels;
+        let lowest = levels.iter().copied().fold(f64::INFINITY, f64::min);
+        let is_level = |least: f64| least > lowest && levels.contains(&least);
+        let twice = (1..levels.len()).find(|at| levels[..*at].contains(&levels[*at]));
+        let message = match (label.label.at_least, twice) {
+            (None, _) => "needs at_least: numbers from this on are 1".to_string(),
+            (Some(_), Some(at)) => format!("{} is named twice", levels[at]),
+            (Some(least), _) if !is_level(least) => {
+                format!("expected at_least among the levels above the lowest one, got {least}")
+            }
+            _ => return,
+        };
+        self.add(Problem::error(format!("{path}.levels"), message), view.place("levels"));
     }
 
     fn crosses(&mut self) {
@@ -280,12 +337,50 @@ impl<'t> Rules<'t> {
             TaskKind::Binary => &["auc", "loss"],
             TaskKind::MultiClass => &["loss", "accuracy"],
             TaskKind::Regression => &["loss", "rmse"],
+            TaskKind::Ranking => &["loss", "ndcg"],
+            TaskKind::Retrieval => &["loss"],
         };
         if !goals.contains(&job.goal()) {
             let (got, task) = (job.goal(), name_of(job.task));
             let message =
                 format!("expected {} for the task {task}, got '{got}'", goals.join(" or "));
             self.add(Problem::error("evaluation.goal", message), view.place("goal"));
+        }
+    }
+
+    fn ranking(&mut self) {
+        let job = self.job;
+        let (task, evaluation) = (self.root.table("task"), self.root.table("evaluation"));
+        let has_pairs = matches!(job.task, TaskKind::Ranking | TaskKind::Retrieval);
+        if has_pairs && job.train.batch > BATCH_OF_PAIRS_MAX {
+            let view = self.root.table("train");
+            let message =
+                format!("expected at most {BATCH_OF_PAIRS_MAX} rows, which are compared in pairs");
+            self.add(Problem::error("train.batch", message), view.place("batch"));
+        }
+        if job.task != TaskKind::Ranking {
+            let fields =
+                [("task", task, "group"), ("task", task, "loss"), ("evaluation", evaluation, "at")];
+            for (table, view, field) in fields {
+                if view.node(field).is_some() && !(field == "at" && has_pairs) {
+                    let path = format!("{table}.{field}");
+                    let problem = Problem::error(path, "applies only to the task ranking");
+                    self.add(problem.help("remove the field"), view.place(field));
+                }
+            }
+            return;
+        }
+        match &job.ranking.group {
+            Some(name) => {
+                let place = task.place("group");
+                self.known_column("task.group", name, place, &[ColumnKind::Category]);
+            }
+            None => {
+                let problem =
+                    Problem::error("task.group", "a ranking needs the column of its groups")
+                        .help("add group = \"NAME\", such as the column of the query or the user");
+                self.add(problem, task.at);
+            }
         }
     }
 
@@ -404,7 +499,13 @@ impl<'t> Rules<'t> {
                 }
             }
         }
-        if job.model.kind == ModelKind::DeepFm {
+        let needs_same_width = match job.model.kind {
+            ModelKind::DeepFm => Some("deepfm"),
+            ModelKind::Mf => Some("mf"),
+            ModelKind::TwoTower if job.model.hidden.is_empty() => Some("two_tower without layers"),
+            _ => None,
+        };
+        if let Some(kind) = needs_same_width {
             let columns = job
                 .columns
                 .iter()
@@ -418,7 +519,7 @@ impl<'t> Rules<'t> {
                     let problem = Problem::error(
                         path,
                         format!(
-                            "deepfm needs the same width for all embeddings: expected {}",
+                            "{kind} needs the same width for all embeddings: expected {}",
                             job.model.dim
                         ),
                     )
@@ -427,11 +528,115 @@ impl<'t> Rules<'t> {
                 }
             }
         }
+        match job.model.kind {
+            ModelKind::Mf => {
+                self.sides("mf");
+                self.not_towers();
+            }
+            ModelKind::TwoTower => {
+                self.sides("two_tower");
+                self.towers();
+            }
+            _ => self.not_towers(),
+        }
+        let has_history = job.columns.iter().any(|column| column.history_of.is_some());
+        if job.model.kind == ModelKind::Din && !has_history {
+            let problem = Problem::error("model.kind", "din needs a history")
+                .help("add history_of = \"ITEM\" to a column of kind categories");
+            self.add(problem, view.place("kind"));
+        }
+        if job.model.kind != ModelKind::Din && view.node("attention").is_some() {
+            let problem = Problem::error("model.attention", "applies only to kind = \"din\"");
+            self.add(problem.help("remove the field"), view.place("attention"));
+        }
         let deep = ["dropout", "input_dropout", "norm", "activation"];
         if job.model.hidden.is_empty() {
             for field in deep.iter().filter(|field| view.node(field).is_some()) {
                 let problem = Problem::error(format!("model.{field}"), "needs hidden layers");
                 self.add(problem, view.place(field));
+            }
+        }
+    }
+
+    /// All features of a model with two towers are in one of them.
+    fn towers(&mut self) {
+        let job = self.job;
+        let columns = job.columns.iter().filter(|column| column.role == Role::Feature);
+        let columns = columns.map(|it| ("columns", &it.name, it.at));
+        let crosses = job.crosses.iter().map(|it| ("crosses", &it.name, it.at));
+        for (table, name, at) in columns.chain(crosses) {
+            if job.side_of(name).is_none() {
+                let path = format!("{table}.{name}");
+                let problem = Problem::error(path, "two_tower needs the side of every feature");
+                let help =
+                    "add side = \"user\" or side = \"item\"; a cross needs columns of one side";
+                self.add(problem.help(help), at);
+            }
+        }
+        if job.task == TaskKind::MultiClass {
+            let problem = Problem::error("task.kind", "two_tower has one score for each row");
+            let problem = problem.help("use another model, such as dcn_v2");
+            self.add(problem, self.root.table("task").place("kind"));
+        }
+        let hash_buckets = job.id_of(Side::Item).filter(|item| item.category.buckets.is_some());
+        if let Some(item) = hash_buckets.filter(|_| job.task == TaskKind::Retrieval) {
+            let path = format!("columns.{}.buckets", item.name);
+            let problem = Problem::error(path, "a retrieval needs a vocabulary of its items")
+                .help("remove buckets; vocabulary = { min_count = 2 } keeps it small");
+            self.add(problem, self.column_view(&item.name).place("buckets"));
+        }
+        if !job.model.hidden.is_empty() {
+            return;
+        }
+        for column in job.columns.iter().filter(|it| it.kind == ColumnKind::Number) {
+            if column.role == Role::Feature {
+                let path = format!("columns.{}", column.name);
+                let problem =
+                    Problem::error(path, "two_tower without hidden layers has no numbers")
+                        .help("set model.hidden, such as [64]");
+                self.add(problem, column.at);
+            }
+        }
+    }
+
+    fn not_towers(&mut self) {
+        let view = self.root.table("model");
+        for field in ["similarity", "temperature"] {
+            if view.node(field).is_some() {
+                let path = format!("model.{field}");
+                let problem = Problem::error(path, "applies only to kind = \"two_tower\"");
+                self.add(problem.help("remove the field"), view.place(field));
+            }
+        }
+        if self.job.task == TaskKind::Retrieval {
+            let problem = Problem::error("model.kind", "a retrieval needs kind = \"two_tower\"");
+            self.add(problem, view.place("kind").or(self.root.table("task").place("kind")));
+        }
+    }
+
+    /// A model with two sides needs a category of each.
+    fn sides(&mut self, kind: &str) {
+        let job = self.job;
+        for (side, name) in [(Side::User, "user"), (Side::Item, "item")] {
+            let is = |it: &&ColumnPart| it.side == Some(side) && it.kind != ColumnKind::Number;
+            if job.columns.iter().any(|column| is(&column)) {
+                continue;
+            }
+            let message = format!("{kind} needs a category column that describes the {name}");
+            let problem = Problem::error("columns", message)
+                .help(format!("add side = \"{name}\" to the column, such as {name}_id"));
+            self.add(problem, self.root.place("columns"));
+        }
+        for column in &job.columns {
+            if job.model.hidden.is_empty()
+                && job.model.kind == ModelKind::Mf
+                && column.number.embed != Embed::None
+            {
+                let path = format!("columns.{}.embed", column.name);
+                let message = format!("{kind} without hidden layers takes numbers as they are");
+                let problem = Problem::error(path, message)
+                    .help("remove the field, or set model.hidden, such as [64]");
+                self.add(problem, self.column_view(&column.name).place("embed"));
             }
         }
     }
@@ -456,11 +661,16 @@ impl<'t> Rules<'t> {
 /// Rows of a window are in memory at once.
 const WINDOW_MAX: u64 = 1 << 28;
 
+/// A matrix of all pairs of a batch takes 256 MB.
+const BATCH_OF_PAIRS_MAX: usize = 8192;
+
 fn name_of(task: TaskKind) -> &'static str {
     match task {
         TaskKind::Binary => "binary",
         TaskKind::MultiClass => "multi_class",
         TaskKind::Regression => "regression",
+        TaskKind::Ranking => "ranking",
+        TaskKind::Retrieval => "retrieval",
     }
 }
 

@@ -1,7 +1,7 @@
 //! The data of a job: its files, the fitted features, and the rows of each part as datasets.
 
-use crate::features::{Applied, Features, Finding, Fit};
-use crate::job::{Job, Split};
+use crate::features::{Applied, BadLabel, Features, Finding, Fit, INPUT_ITEM, SLOT_USER, first_id};
+use crate::job::{Job, Split, TaskKind};
 use crate::raw::{Raw, expand, format_of};
 use crate::rows::{BadLabels, JobRows, Share, Window, for_each_row};
 use crate::split::{Part, RowPlan, newest_column};
@@ -9,7 +9,8 @@ use fleet::data::{
     BatchLayout, BatchSource, Dataset, DatasetOptions, InMemoryDataset, QueueDataset,
 };
 use fleet_base::{Error, Result, text};
-use std::collections::BTreeMap;
+use fleet_data::{Block, RecordFormat};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,7 +54,8 @@ impl JobData {
             return Err(Error::invalid("no files to train on").at("data.train"));
         };
         let format = format_of(&job.data, &job.columns, first)?;
-        let keeps_texts = !job.evaluation.slices.is_empty();
+        let is_retrieval = job.task == TaskKind::Retrieval;
+        let keeps_texts = !job.evaluation.slices.is_empty() || is_retrieval;
         let raw = Arc::new(Raw::new(job, base, format, keeps_texts, |_| true)?);
         let times = times(job, base, &train)?;
         let plan = RowPlan::new(&job.data, &raw.names, job.train.seed, &times)?;
@@ -89,6 +91,7 @@ impl JobData {
             match part {
                 Part::Train => match fit.add(block, row) {
                     Ok(()) => counts.train += 1,
+                    Err(BadLabel::NotChosen) => (),
                     Err(label) => bad.add(label)?,
                 },
                 Part::Validation => counts.validation += 1,
@@ -226,6 +229,9 @@ impl JobData {
         let (rows, files) = self.rows(applied, part, share)?;
         let layout = applied.layout(has_slices)?;
         let mut dataset = InMemoryDataset::new(self.options(rows, layout, batch)?)?;
+        if let Some(slot) = applied.group_slot() {
+            dataset.group_by(slot)?;
+        }
         dataset.set_filelist(files)?;
         dataset.load_into_memory()?;
         Ok(dataset)
@@ -248,6 +254,67 @@ impl JobData {
         let mut dataset = QueueDataset::new(self.options(rows, applied.layout(false)?, batch)?)?;
         dataset.set_filelist(files)?;
         Ok(Streamed { dataset, epoch })
+    }
+
+    /// Calls a function for each block of slots of a part's rows.
+    fn for_each_block(
+        &self,
+        applied: &Arc<Applied>,
+        part: Part,
+        mut call: impl FnMut(&Block) -> Result<()>,
+    ) -> Result<()> {
+        let (rows, files) = self.rows(applied, part, Share::ALL)?;
+        let mut block = Block::new(applied.schema());
+        for file in &files {
+            let mut reader = rows.open(file)?;
+            loop {
+                block.clear();
+                if reader.read(BLOCK_ROWS, &mut block)? == 0 {
+                    break;
+                }
+                call(&block)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the first row of a part for each id of a slot.
+    pub fn distinct(&self, applied: &Arc<Applied>, part: Part, slot: &str) -> Result<Block> {
+        let at = applied.schema().index(slot)?;
+        let (mut found, mut known) = (Block::new(applied.schema()), HashSet::new());
+        self.for_each_block(applied, part, |block| {
+            for row in 0..block.len() {
+                if known.insert(first_id(block, at, row)) {
+                    found.append(block, row..row + 1)?;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Returns the items that each user chose in a part's rows.
+    pub fn choices(
+        &self,
+        applied: &Arc<Applied>,
+        part: Part,
+    ) -> Result<HashMap<i64, HashSet<i64>>> {
+        let schema = applied.schema();
+        let (user, item) = (schema.index(SLOT_USER)?, schema.index(INPUT_ITEM)?);
+        let mut choices: HashMap<i64, HashSet<i64>> = HashMap::new();
+        self.for_each_block(applied, part, |block| {
+            for row in 0..block.len() {
+                let items = choices.entry(first_id(block, user, row)).or_default();
+                items.insert(first_id(block, item, row));
+            }
+            Ok(())
+        })?;
+        Ok(choices)
+    }
+
+    /// Returns the text of a category that was read.
+    pub fn text(&self, column: &str, hash: u64) -> Result<String> {
+        self.raw.text(self.raw.names.index(column)?, hash)
     }
 
     fn options(
@@ -284,6 +351,8 @@ impl JobData {
     }
 }
 
+/// Rows that are read at once.
+const BLOCK_ROWS: usize = 4096;
 /// Assumed number of values of a feature with several.
 const SEVERAL_VALUES: usize = 16;
 /// Memory of a row besides its values: its place in the order.

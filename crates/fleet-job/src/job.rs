@@ -16,6 +16,8 @@ pub struct Job {
     pub crosses: Vec<CrossPart>,
     /// Kind of the prediction.
     pub task: TaskKind,
+    /// Groups of a ranking.
+    pub ranking: RankingPart,
     /// The network.
     pub model: ModelPart,
     /// The training.
@@ -117,6 +119,15 @@ pub enum ColumnKind {
     Time,
 }
 
+/// What a feature of a model with two sides describes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Who chooses.
+    User,
+    /// What is chosen.
+    Item,
+}
+
 /// A column.
 #[derive(Clone, Debug)]
 pub struct ColumnPart {
@@ -136,6 +147,10 @@ pub struct ColumnPart {
     pub number: NumberPart,
     /// Categories: ids and rows.
     pub category: CategoryPart,
+    /// The column whose earlier values the values are.
+    pub history_of: Option<String>,
+    /// What the feature describes.
+    pub side: Option<Side>,
     /// Label: what it means.
     pub label: LabelPart,
 }
@@ -211,6 +226,8 @@ pub struct LabelPart {
     pub positive_number: Option<f64>,
     /// Numbers from this on are 1.
     pub at_least: Option<f64>,
+    /// All numbers of the label, if the model learns their order.
+    pub levels: Vec<f64>,
     /// The classes.
     pub classes: Vec<String>,
 }
@@ -237,6 +254,21 @@ pub enum TaskKind {
     MultiClass,
     /// A number.
     Regression,
+    /// An order within groups.
+    Ranking,
+    /// The choice of an item among all.
+    Retrieval,
+}
+
+/// Groups whose rows are ranked together.
+#[derive(Clone, Debug, Default)]
+pub struct RankingPart {
+    /// The column whose values name the groups.
+    pub group: Option<String>,
+    /// Whether the loss is a softmax over a group; otherwise it is of pairs.
+    pub is_listwise: bool,
+    /// Places of a ranking that count.
+    pub at: usize,
 }
 
 /// Kind of the network.
@@ -250,6 +282,12 @@ pub enum ModelKind {
     DeepFm,
     /// Hidden layers and cross layers.
     DcnV2,
+    /// Hidden layers, over histories that are weighted by the row's own value.
+    Din,
+    /// Products of the vectors of users and items.
+    Mf,
+    /// Hidden layers for each side, and the product of their vectors.
+    TwoTower,
 }
 
 /// The network.
@@ -271,8 +309,14 @@ pub struct ModelPart {
     pub activation: String,
     /// Number of cross layers.
     pub cross_layers: usize,
+    /// Sizes of the layers that weigh a history.
+    pub attention: Vec<i64>,
     /// Rank of their matrices.
     pub rank: Option<i64>,
+    /// Whether vectors of sides have length 1.
+    pub is_cosine: bool,
+    /// Divides the product of the vectors.
+    pub temperature: f64,
 }
 
 /// The optimizer.
@@ -355,6 +399,8 @@ impl Job {
         let task = match root.table("task").text("kind") {
             Some("multi_class") => TaskKind::MultiClass,
             Some("regression") => TaskKind::Regression,
+            Some("ranking") => TaskKind::Ranking,
+            Some("retrieval") => TaskKind::Retrieval,
             _ => TaskKind::Binary,
         };
         Job {
@@ -366,6 +412,11 @@ impl Job {
                 .collect(),
             crosses: crosses.iter().map(|entry| cross(&entry.key, &entry.node)).collect(),
             task,
+            ranking: RankingPart {
+                group: root.table("task").text("group").map(str::to_string),
+                is_listwise: root.table("task").text("loss") == Some("listwise"),
+                at: root.table("evaluation").count("at").unwrap_or(10) as usize,
+            },
             model: model(root.table("model")),
             train: train(root.table("train")),
             tables: tables(root.table("tables")),
@@ -385,12 +436,31 @@ impl Job {
         self.columns.iter().find(|column| column.role == Role::Label)
     }
 
+    /// Returns the column whose values name the users or the items: the first category of a side.
+    pub fn id_of(&self, side: Side) -> Option<&ColumnPart> {
+        let is = |it: &&ColumnPart| it.side == Some(side) && it.kind == ColumnKind::Category;
+        self.columns.iter().find(is)
+    }
+
+    /// Returns what a feature describes; a cross describes what all of its columns do.
+    pub fn side_of(&self, feature: &str) -> Option<Side> {
+        if let Some(column) = self.column(feature) {
+            return column.side;
+        }
+        let cross = self.crosses.iter().find(|cross| cross.name == feature)?;
+        let mut sides = cross.columns.iter().map(|name| self.column(name)?.side);
+        let first = sides.next()??;
+        sides.all(|side| side == Some(first)).then_some(first)
+    }
+
     /// Returns the value by which models are compared.
     pub fn goal(&self) -> &str {
         self.evaluation.goal.as_deref().unwrap_or(match self.task {
             TaskKind::Binary => "auc",
             TaskKind::MultiClass => "loss",
             TaskKind::Regression => "rmse",
+            TaskKind::Ranking => "ndcg",
+            TaskKind::Retrieval => "loss",
         })
     }
 }
@@ -480,6 +550,7 @@ fn column(name: &str, view: View<'_>) -> ColumnPart {
         positive_text: view.text("positive").map(str::to_string),
         positive_number: view.number("positive"),
         at_least: view.number("at_least"),
+        levels: view.numbers("levels").unwrap_or_default(),
         classes: view.texts("classes").unwrap_or_default(),
     };
     let kind = match (view.text("kind"), role) {
@@ -502,6 +573,12 @@ fn column(name: &str, view: View<'_>) -> ColumnPart {
         separator: view.text("separator").unwrap_or("|").to_string(),
         number: number(view),
         category: category(view),
+        history_of: view.text("history_of").map(str::to_string),
+        side: match view.text("side") {
+            Some("user") => Some(Side::User),
+            Some("item") => Some(Side::Item),
+            _ => None,
+        },
         label,
     }
 }
@@ -551,18 +628,27 @@ fn model(view: View<'_>) -> ModelPart {
         Some("mlp") => ModelKind::Mlp,
         Some("wide_deep") => ModelKind::WideDeep,
         Some("deepfm") => ModelKind::DeepFm,
+        Some("din") => ModelKind::Din,
+        Some("mf") => ModelKind::Mf,
+        Some("two_tower") => ModelKind::TwoTower,
         _ => ModelKind::DcnV2,
     };
     ModelPart {
         kind,
         dim: view.int("dim").unwrap_or(16),
-        hidden: view.ints("hidden").unwrap_or_else(|| vec![128, 64]),
+        hidden: view.ints("hidden").unwrap_or_else(|| match kind {
+            ModelKind::Mf => Vec::new(),
+            _ => vec![128, 64],
+        }),
         dropout: view.number("dropout").unwrap_or(0.0),
         input_dropout: view.number("input_dropout").unwrap_or(0.0),
         has_batch_norm: view.text("norm") == Some("batch"),
         activation: view.text("activation").unwrap_or("relu").to_string(),
         cross_layers: view.count("cross_layers").unwrap_or(2) as usize,
+        attention: view.ints("attention").unwrap_or_else(|| vec![32]),
         rank: view.int("rank"),
+        is_cosine: view.text("similarity") == Some("cosine"),
+        temperature: view.number("temperature").unwrap_or(1.0),
     }
 }
 

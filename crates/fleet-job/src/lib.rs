@@ -29,12 +29,15 @@ mod optimizer;
 pub mod predict;
 mod problems;
 mod raw;
+pub mod recommend;
 mod report;
+mod retrieval;
 mod rows;
 mod saved;
 pub mod schema;
 mod scoring;
 mod split;
 pub mod train;
+mod vectors;
 
 pub use check::problems_of;

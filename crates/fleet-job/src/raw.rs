@@ -74,8 +74,8 @@ pub struct Raw {
     pub texts: Option<Arc<TextDictionary>>,
 }
 
-/// Memory for the texts of the values of slices.
-const TEXTS_BYTES: usize = 64 << 20;
+/// Memory for the texts of the values of slices, and of users and items.
+const TEXTS_BYTES: usize = 256 << 20;
 
 impl Raw {
     /// Prepares to read the columns of a job that `which` selects. `keeps_texts` keeps the texts of
@@ -103,6 +103,16 @@ impl Raw {
             names: RawNames(columns.iter().map(|column| column.name.clone()).collect()),
             bad_rows_max: job.data.bad_rows_max,
             texts,
+        })
+    }
+
+    /// Returns the text of a category, of which the texts are kept.
+    pub fn text(&self, at: usize, hash: u64) -> Result<String> {
+        let texts = self.texts.as_ref();
+        texts.and_then(|texts| texts.text(at, hash)).ok_or_else(|| {
+            Error::exhausted("the texts of users or items do not fit into their memory")
+                .expected(format!("at most {} MB", TEXTS_BYTES >> 20))
+                .help("use shorter names, such as numbers")
         })
     }
 

@@ -2,6 +2,7 @@
 
 use crate::features::{Features, Meaning};
 use fleet_base::text;
+use fleet_metrics::{Ranking, RankingMeans};
 use serde_json::{Map, Value, json};
 
 /// Scores, labels and slices of the rows of a part.
@@ -11,6 +12,8 @@ pub struct Scored {
     pub scores: Vec<f32>,
     /// Labels: 0 or 1, the number of a class, or a number.
     pub labels: Vec<f32>,
+    /// The group of each row, if rows are ranked in groups.
+    pub groups: Vec<u64>,
     /// For each slice: the number of each row's value, or -1.
     pub slices: Vec<Vec<i64>>,
 }
@@ -38,17 +41,23 @@ impl Report {
     /// Measures scores.
     pub fn of(part: &'static str, scored: &Scored, features: &Features) -> Report {
         let width = features.label.scores();
+        let at = features.group.as_ref().map(|group| group.at);
+        let meaning = &features.label.meaning;
+        let measured = |rows: &[usize]| match at {
+            Some(at) => ranking_measures(scored, rows, at),
+            None => measures(scored, rows, width, meaning),
+        };
         let all: Vec<usize> = (0..scored.labels.len()).collect();
         let slices = features.slices.iter().zip(&scored.slices).map(|(slice, values)| {
             let of_value = |(index, (_, text)): (usize, &(u64, String))| {
                 let rows: Vec<usize> =
                     all.iter().copied().filter(|row| values[*row] == index as i64).collect();
-                (text.clone(), measures(scored, &rows, width, &features.label.meaning))
+                (text.clone(), measured(&rows))
             };
             (slice.column.clone(), slice.values.iter().enumerate().map(of_value).collect())
         });
         let slices = slices.collect();
-        Report { part, all: measures(scored, &all, width, &features.label.meaning), slices }
+        Report { part, all: measured(&all), slices }
     }
 
     /// Returns the lines of the report.
@@ -118,6 +127,26 @@ fn number(value: f64) -> String {
         }
         value => format!("{value:.4}"),
     }
+}
+
+/// Measures of the first places of the groups' rankings.
+fn ranking_measures(scored: &Scored, rows: &[usize], at: usize) -> Measures {
+    let of = |values: &[f32]| -> Vec<f32> { rows.iter().map(|row| values[*row]).collect() };
+    let groups: Vec<u64> = rows.iter().map(|row| scored.groups[*row]).collect();
+    let mut ranking = Ranking::default();
+    // Only a score that is not a number is refused, of which there is no ranking.
+    let means = match ranking.add(&groups, &of(&scored.scores), &of(&scored.labels)) {
+        Ok(()) => ranking.means(at),
+        Err(_) => RankingMeans { ndcg: f64::NAN, recall: f64::NAN, mrr: f64::NAN, rankings: 0.0 },
+    };
+    let values = vec![
+        ("rankings", "rankings", means.rankings),
+        ("at", "places", at as f64),
+        ("ndcg", "NDCG", means.ndcg),
+        ("recall", "recall", means.recall),
+        ("mrr", "MRR", means.mrr),
+    ];
+    Measures { rows: rows.len(), values }
 }
 
 fn measures(scored: &Scored, rows: &[usize], width: usize, meaning: &Meaning) -> Measures {

@@ -1,12 +1,12 @@
 //! The rows of a part as records of the model's slots: reads raw columns, keeps the rows of the
 //! part and of this worker, and applies the features.
 
-use crate::features::{Applied, BadLabel, Scratch};
+use crate::features::{Applied, BadLabel, Scratch, mixed};
 use crate::raw::Raw;
 use crate::split::{Part, RowPlan, file_key};
 use fleet_base::rng::Sequence;
 use fleet_base::{Error, Result};
-use fleet_data::{Block, RecordFormat, RecordReader, Schema, Skipped};
+use fleet_data::{Block, RecordFormat, RecordReader, Schema, Skipped, shuffle_groups};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -213,11 +213,18 @@ impl JobReader {
                 continue;
             }
             self.kept += 1;
-            if (self.kept - 1) % self.share.of != self.share.own {
+            // All rows of a group are of the same worker.
+            let turn = match self.applied.group(&self.raw, row) {
+                Some(group) => mixed(group as u64),
+                None => self.kept - 1,
+            };
+            if turn % self.share.of != self.share.own {
                 continue;
             }
             let applied = self.applied.apply(&self.raw, row, &mut self.scratch, block);
-            if let Err(bad) = applied.map_err(|error| error.at(&self.name))? {
+            if let Err(bad) = applied.map_err(|error| error.at(&self.name))?
+                && bad != BadLabel::NotChosen
+            {
                 let place = format!("{}, row {}", self.name, number + 1);
                 self.bad.add(bad).map_err(|error| error.at(place))?;
             }
@@ -237,7 +244,18 @@ impl RecordReader for JobReader {
             order.block.clear();
             self.read_rows(order.rows_max, &mut order.block)?;
             order.rows = (0..order.block.len() as u32).collect();
-            order.random.shuffle(&mut order.rows);
+            match self.applied.group_slot() {
+                None => order.random.shuffle(&mut order.rows),
+                Some(slot) => {
+                    let column = order.block.column(self.applied.schema().index(slot)?);
+                    let group = |row: &u32| {
+                        column.ids(*row as usize).and_then(|ids| ids.first()).copied().unwrap_or(0)
+                    };
+                    order.rows.sort_by_cached_key(group);
+                    let rows = std::mem::take(&mut order.rows);
+                    order.rows = shuffle_groups(rows, group, &mut order.random);
+                }
+            }
         }
         let count = rows_max.min(order.rows.len());
         for row in order.rows.drain(order.rows.len() - count..) {

@@ -11,8 +11,9 @@
 use crate::check::check;
 use crate::features::{self, Applied, Features};
 use crate::file;
-use crate::job::{ColumnPart, Job, Role};
+use crate::job::{ColumnPart, Job, Role, Side};
 use crate::raw::Raw;
+use fleet::ir::Program;
 use fleet::ops::Services;
 use fleet::{ExecOptions, Executor, InferenceModel, Tensor};
 use fleet_base::file::{make_folder, write_file};
@@ -50,6 +51,8 @@ pub struct SavedModel {
     pub features: Arc<Features>,
     model: InferenceModel,
     executor: Executor,
+    /// The programs of the vectors of users and items, once they are used.
+    towers: [Option<Program>; 2],
     out: Vec<Tensor>,
 }
 
@@ -75,7 +78,7 @@ impl SavedModel {
             None => Services::none(),
         };
         let executor = Executor::new(options).services(services);
-        Ok(SavedModel { job, features, model, executor, out: Vec::new() })
+        Ok(SavedModel { job, features, model, executor, towers: [None, None], out: Vec::new() })
     }
 
     /// Returns the number of scores of a row.
@@ -106,9 +109,33 @@ impl SavedModel {
         let feeds = batch.feeds();
         let wanted = |(name, _): &(&str, &Tensor)| self.model.feeds.iter().any(|feed| feed == name);
         let feeds: Vec<(&str, &Tensor)> = feeds.into_iter().filter(wanted).collect();
-        let fetch: Vec<&str> = self.model.targets.iter().map(String::as_str).collect();
+        // The vectors of a model with two towers follow.
+        let fetch: Vec<&str> = self.model.targets.iter().take(1).map(String::as_str).collect();
         self.out = self.executor.run(&self.model.program, &mut self.model.scope, &feeds, &fetch)?;
         let scores = self.out.first().ok_or_else(|| Error::internal("no scores"))?;
         scores.as_slice::<f32>()
+    }
+
+    /// Returns the vectors of users or items of a batch, row after row, of a model with two towers.
+    pub fn vectors(&mut self, side: Side, batch: &Batch) -> Result<&[f32]> {
+        let at = match side {
+            Side::User => 0,
+            Side::Item => 1,
+        };
+        let no_vectors = || Error::internal("the model has no vectors");
+        let target = self.model.targets.get(1 + at).ok_or_else(no_vectors)?;
+        let program = match &mut self.towers[at] {
+            Some(program) => program,
+            // Without the other tower, whose inputs may be missing.
+            none => {
+                let program = &self.model.program;
+                none.insert(program.prune(&[program.var_named(target)?]))
+            }
+        };
+        let is_input = |name: &str| program.find_var(name).is_some();
+        let feeds: Vec<(&str, &Tensor)> =
+            batch.feeds().into_iter().filter(|(name, _)| is_input(name)).collect();
+        self.out = self.executor.run(program, &mut self.model.scope, &feeds, &[target])?;
+        self.out.first().ok_or_else(no_vectors)?.as_slice::<f32>()
     }
 }

@@ -1,6 +1,6 @@
 //! Scores the rows of a dataset with a saved model: the same code for reports and predictions.
 
-use crate::features::{INPUT_LABEL, slot_of_slice};
+use crate::features::{INPUT_GROUP, INPUT_LABEL, slot_of_slice};
 use crate::report::Scored;
 use crate::saved::SavedModel;
 use fleet::data::{Batch, BatchSource, Dataset, Prefetch};
@@ -28,12 +28,17 @@ pub fn score_labelled(model: &mut SavedModel, dataset: &dyn Dataset) -> Result<S
     let slices = model.features.slices.len();
     let mut scored = Scored { slices: vec![Vec::new(); slices], ..Scored::default() };
     let is_class = model.scores() > 1;
+    let has_groups = model.features.group.is_some();
     for_each_batch(model, dataset, |scores, batch| {
         scored.scores.extend_from_slice(scores);
         let labels = batch.tensor(INPUT_LABEL)?;
         match is_class {
             true => scored.labels.extend(labels.as_slice::<i64>()?.iter().map(|it| *it as f32)),
             false => scored.labels.extend_from_slice(labels.as_slice::<f32>()?),
+        }
+        if has_groups {
+            let groups = batch.tensor(INPUT_GROUP)?.as_slice::<i64>()?;
+            scored.groups.extend(groups.iter().map(|group| *group as u64));
         }
         for (index, slice) in scored.slices.iter_mut().enumerate() {
             slice.extend_from_slice(batch.tensor(&slot_of_slice(index))?.as_slice::<i64>()?);

@@ -12,6 +12,7 @@ use crate::job::{Job, TaskKind};
 use crate::model::Outputs;
 use crate::problems::{fail_on_errors, of_findings};
 use crate::report::Report;
+use crate::retrieval;
 use crate::rows::Share;
 use crate::saved::{
     CHECKPOINTS_FOLDER, FEATURES_FILE, REPORT_FILE, SCORE_ROWS, SavedModel, save_job,
@@ -199,6 +200,11 @@ impl TrainPlan {
         if self.job.task == TaskKind::Binary {
             evaluation = evaluation.auc("auc", &outputs.scores, features::INPUT_LABEL);
         }
+        if self.job.task == TaskKind::Ranking {
+            let (label, group) = (features::INPUT_LABEL, features::INPUT_GROUP);
+            evaluation =
+                evaluation.ndcg("ndcg", &outputs.scores, label, group, self.job.ranking.at);
+        }
         for (label, variable) in &outputs.means {
             evaluation = evaluation.mean(label, variable);
         }
@@ -211,6 +217,7 @@ impl TrainPlan {
         match self.job.goal() {
             "rmse" => Goal::lowest("mse"),
             "auc" => Goal::highest("auc"),
+            "ndcg" => Goal::highest("ndcg"),
             "accuracy" => Goal::highest("accuracy"),
             _ => Goal::lowest("loss"),
         }
@@ -254,7 +261,15 @@ impl TrainPlan {
         if let Some(best) = &trained.best {
             json["best_step"] = serde_json::json!(best.step);
         }
-        if let Some(part) = part {
+        if self.job.task == TaskKind::Retrieval {
+            let mut model = SavedModel::open(&self.folder, self.options.clone())?;
+            let (data, applied) = (&self.data, &self.applied);
+            let report = retrieval::finish(&mut model, data, applied, &self.folder, part)?;
+            if let Some(report) = report {
+                report.lines().into_iter().try_for_each(|line| out.line(line))?;
+                json["report"] = report.json();
+            }
+        } else if let Some(part) = part {
             let mut model = SavedModel::open(&self.folder, self.options.clone())?;
             let dataset = self.data.load(&self.applied, part, Share::ALL, SCORE_ROWS, true)?;
             let scored = score_labelled(&mut model, &dataset)?;
@@ -298,6 +313,7 @@ struct OutputNames {
     row_loss: String,
     scores: String,
     means: Vec<(&'static str, String)>,
+    vectors: Option<[String; 2]>,
 }
 
 impl OutputNames {
@@ -307,7 +323,14 @@ impl OutputNames {
             row_loss: outputs.row_loss.name(),
             scores: outputs.scores.name(),
             means: outputs.means.iter().map(|(label, var)| (*label, var.name())).collect(),
+            vectors: outputs.vectors.map(|vectors| vectors.map(|var| var.name())),
         }
+    }
+
+    /// Returns what a saved model computes: scores, then the vectors of user and item.
+    fn targets(&self) -> Vec<&str> {
+        let vectors = self.vectors.iter().flatten().map(String::as_str);
+        std::iter::once(self.scores.as_str()).chain(vectors).collect()
     }
 }
 
@@ -382,5 +405,8 @@ fn kind_name(job: &Job) -> &'static str {
         crate::job::ModelKind::WideDeep => "wide_deep",
         crate::job::ModelKind::DeepFm => "deepfm",
         crate::job::ModelKind::DcnV2 => "dcn_v2",
+        crate::job::ModelKind::Din => "din",
+        crate::job::ModelKind::Mf => "mf",
+        crate::job::ModelKind::TwoTower => "two_tower",
     }
 }

@@ -30,6 +30,7 @@ mod auc;
 mod classification;
 mod group;
 mod group_auc;
+mod ranking;
 mod regression;
 mod worker;
 
@@ -37,6 +38,7 @@ pub use auc::Auc;
 pub use classification::{Classification, Confusion, TopK};
 pub use group::{Accumulator, Alone, Group, Reduce};
 pub use group_auc::GroupAuc;
+pub use ranking::{Ranking, RankingMeans, Retrieval};
 pub use regression::Regression;
 pub use worker::{acc, auc, mae, max, min, mse, rmse, sum};
 

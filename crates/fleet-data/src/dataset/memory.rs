@@ -54,6 +54,8 @@ pub struct InMemoryDataset {
     loaded: bool,
     local_shuffles: u64,
     global_shuffles: u64,
+    /// Slot of ids whose records stay together.
+    group: Option<usize>,
 }
 
 /// A load in progress.
@@ -84,7 +86,58 @@ impl InMemoryDataset {
             loaded: false,
             local_shuffles: 0,
             global_shuffles: 0,
+            group: None,
         })
+    }
+
+    /// Keeps records together that have the same id in a slot, such as the results of a query. A
+    /// shuffle then changes the order of the groups. A batch may end within a group.
+    ///
+    /// ```
+    /// # use fleet_data::{Batch, BatchSource, Dataset, DatasetOptions, InMemoryDataset};
+    /// # use fleet_data::{Schema, Slot, TextFiles};
+    /// # let path = std::env::temp_dir().join(format!("group-by-{}", std::process::id()));
+    /// std::fs::write(&path, "1 7\n1 8\n1 7\n1 9\n").unwrap();
+    /// # let schema = Schema::new([Slot::dense_ids("query", [1])])?;
+    /// # let options = DatasetOptions::new(TextFiles::multi_slot(&schema))?;
+    /// let mut dataset = InMemoryDataset::new(DatasetOptions { batch_size: 4, ..options })?;
+    /// dataset.group_by("query")?;
+    /// dataset.set_filelist([&path])?;
+    /// dataset.load_into_memory()?;
+    /// let mut batch = Batch::new(dataset.layout());
+    /// dataset.sources(1)?[0].next_batch(&mut batch)?;
+    /// assert_eq!(batch.tensor("query")?.as_slice::<i64>()?, [7, 7, 8, 9]);
+    /// # std::fs::remove_file(&path).unwrap();
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn group_by(&mut self, slot: &str) -> Result<()> {
+        self.group = Some(self.options.format.schema().index(slot)?);
+        self.order = Arc::new(self.grouped(in_order(&self.blocks)));
+        Ok(())
+    }
+
+    /// Sorts rows by their groups, if there are groups.
+    fn grouped(&self, mut rows: Vec<RowRef>) -> Vec<RowRef> {
+        if let Some(slot) = self.group {
+            rows.sort_by_cached_key(|row| group_of(&self.blocks, slot, row));
+        }
+        rows
+    }
+
+    /// Returns all rows in a random order, groups together.
+    fn shuffled(&self, stream: u64) -> Vec<RowRef> {
+        let rows = self.grouped(in_order(&self.blocks));
+        let mut random = Sequence::new(self.options.seed, stream);
+        match self.group {
+            Some(slot) => {
+                shuffle::shuffle_groups(rows, |row| group_of(&self.blocks, slot, row), &mut random)
+            }
+            None => {
+                let mut rows = rows;
+                random.shuffle(&mut rows);
+                rows
+            }
+        }
     }
 
     /// Changes settings, starting with the next load or pass (`update_settings`).
@@ -217,8 +270,8 @@ impl InMemoryDataset {
     }
 
     fn set_blocks(&mut self, blocks: Vec<Block>) {
-        self.order = Arc::new(in_order(&blocks));
         self.blocks = Arc::new(blocks);
+        self.order = Arc::new(self.grouped(in_order(&self.blocks)));
     }
 
     /// Returns the lines that the load skipped.
@@ -230,18 +283,13 @@ impl InMemoryDataset {
     /// and n.
     pub fn local_shuffle(&mut self) {
         self.local_shuffles += 1;
-        let mut order = in_order(&self.blocks);
-        let stream = SHUFFLE_STREAM + self.local_shuffles;
-        Sequence::new(self.options.seed, stream).shuffle(&mut order);
-        self.order = Arc::new(order);
+        self.order = Arc::new(self.shuffled(SHUFFLE_STREAM + self.local_shuffles));
     }
 
     /// Shuffles the records of this worker for an epoch. Their order is a function of the seed and
     /// the epoch, and of no other shuffle than the last global one.
     pub fn shuffle_for_epoch(&mut self, epoch: u64) {
-        let mut order = in_order(&self.blocks);
-        Sequence::new(self.options.seed, EPOCH_STREAM + epoch).shuffle(&mut order);
-        self.order = Arc::new(order);
+        self.order = Arc::new(self.shuffled(EPOCH_STREAM + epoch));
     }
 
     /// Redistributes the records of all workers, by record id if the schema has them and at random
@@ -350,6 +398,13 @@ impl BatchSource for MemorySource {
         batch.fill(&self.blocks, &self.order[places])?;
         Ok(true)
     }
+}
+
+/// Returns the group of a row: its first id in a slot, 0 without one.
+fn group_of(blocks: &[Block], slot: usize, row: &RowRef) -> i64 {
+    let ids =
+        blocks.get(row.block as usize).and_then(|block| block.column(slot).ids(row.row as usize));
+    ids.and_then(|ids| ids.first()).copied().unwrap_or(0)
 }
 
 fn in_order(blocks: &[Block]) -> Vec<RowRef> {

@@ -14,6 +14,7 @@ mod turns;
 pub use exchange::{Exchange, InProcessExchange, sum_over};
 pub use memory::InMemoryDataset;
 pub use queue::QueueDataset;
+pub use shuffle::shuffle_groups;
 pub(crate) use shuffle::stable_hash;
 pub use supplied::SuppliedBatches;
 pub use tensors::TensorDataset;

@@ -139,6 +139,23 @@ pub(crate) fn stable_hash(bytes: &[u8]) -> u64 {
     hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (hash >> 29)
 }
 
+/// Changes the order of groups: adjacent values with the same key stay together.
+///
+/// ```
+/// # use fleet_base::rng::Sequence;
+/// let order = fleet_data::shuffle_groups(vec![1, 1, 2, 3, 3], |it| *it, &mut Sequence::new(7, 1));
+/// assert_eq!(order.chunk_by(|a, b| a == b).count(), 3);
+/// ```
+pub fn shuffle_groups<T: Clone>(
+    values: Vec<T>,
+    key: impl Fn(&T) -> i64,
+    random: &mut Sequence,
+) -> Vec<T> {
+    let mut groups: Vec<&[T]> = values.chunk_by(|a, b| key(a) == key(b)).collect();
+    random.shuffle(&mut groups);
+    groups.concat()
+}
+
 /// Returns blocks in which the values of some slots are permuted among all records.
 pub fn slots(blocks: &[Block], slots: &[usize], seed: u64, stream: u64) -> Result<Vec<Block>> {
     let mut changed: Vec<Block> = blocks.to_vec();

@@ -1,10 +1,10 @@
 //! Turns raw columns into the slots that the model's inputs are filled from.
 
 use super::ids::{Index, cross_hash};
-use super::label::BadLabel;
-use super::{Features, Ids, TableSize};
+use super::label::{BadLabel, Meaning};
+use super::{Choices, Features, Ids, TableSize};
 use crate::raw::RawNames;
-use fleet_base::Result;
+use fleet_base::{Error, Result};
 use fleet_data::{BatchLayout, Block, Input, Schema, Slot};
 use std::sync::Arc;
 
@@ -14,6 +14,16 @@ pub const INPUT_NUMBERS: &str = "numbers";
 pub const INPUT_SCALES: &str = "scales";
 /// Input with the label.
 pub const INPUT_LABEL: &str = "label";
+/// Input with 1 for each further level of the label that the number is at or above, else 0.
+pub const INPUT_LEVELS: &str = "levels";
+/// Input with the hash of the group's value.
+pub const INPUT_GROUP: &str = "group";
+/// Input with the hash of the item's value.
+pub const INPUT_ITEM: &str = "item";
+/// Input with the logarithm of the item's share of the training rows.
+pub const INPUT_LOG_FREQUENCY: &str = "log_frequency";
+/// Slot with the hash of the user's value.
+pub const SLOT_USER: &str = "user";
 /// Input with the weight.
 pub const INPUT_WEIGHT: &str = "weight";
 
@@ -36,7 +46,8 @@ pub fn slot_of_slice(index: usize) -> String {
 pub struct Applied {
     features: Arc<Features>,
     schema: Arc<Schema>,
-    numbers: Vec<usize>,
+    /// `None` if the data lacks the column, as that of the other side of a model.
+    numbers: Vec<Option<usize>>,
     /// For each table: its slot, and its features.
     single: Vec<(usize, Vec<IdsAt>)>,
     several: Vec<(usize, IdsAt)>,
@@ -46,20 +57,26 @@ pub struct Applied {
 }
 
 struct IdsAt {
-    columns: Vec<usize>,
+    columns: Vec<Option<usize>>,
     base: i64,
     index: Index,
+    /// Whether the newest values are last.
+    is_history: bool,
     values_max: usize,
     is_sum: bool,
 }
 
 /// Label, weight and slices.
 struct Target {
-    label: usize,
+    /// `None` if the job has no label.
+    label: Option<usize>,
     class_hashes: Vec<u64>,
+    other_levels: Vec<f32>,
+    group: Option<usize>,
+    choice: Option<ChoiceAt>,
     weight: Option<usize>,
     slices: Vec<usize>,
-    /// The slot of the label; those of the weight and the slices follow.
+    /// The slot of the label; those of the other fields follow in this order.
     slot: usize,
 }
 
@@ -73,16 +90,30 @@ pub struct Scratch {
 impl Applied {
     /// Prepares the features, with the label or without.
     pub fn new(features: &Arc<Features>, raw: &RawNames, has_label: bool) -> Result<Applied> {
+        Applied::with(features, raw, has_label, &|name| raw.index(name).map(Some))
+    }
+
+    /// Prepares the features of a side of a model: values of columns that are not read are missing.
+    pub fn of_side(features: &Arc<Features>, raw: &RawNames) -> Result<Applied> {
+        Applied::with(features, raw, false, &|name| Ok(raw.index(name).ok()))
+    }
+
+    fn with(
+        features: &Arc<Features>,
+        raw: &RawNames,
+        has_label: bool,
+        place: &dyn Fn(&str) -> Result<Option<usize>>,
+    ) -> Result<Applied> {
         let mut slots = Vec::new();
-        let numbers: Result<Vec<usize>> =
-            features.numbers.iter().map(|number| raw.index(&number.column)).collect();
+        let numbers: Result<Vec<Option<usize>>> =
+            features.numbers.iter().map(|number| place(&number.column)).collect();
         if features.number_width() > 0 {
             slots.push(Slot::dense_floats(INPUT_NUMBERS, [features.number_width()]));
         }
         let mut single = Vec::new();
         for TableSize { dim, .. } in features.tables() {
             let ids: Result<Vec<IdsAt>> =
-                features.single(dim).map(|ids| IdsAt::of(ids, raw)).collect();
+                features.single(dim).map(|ids| IdsAt::of(features, ids, place)).collect();
             let ids = ids?;
             if !ids.is_empty() {
                 single.push((slots.len(), ids));
@@ -92,7 +123,7 @@ impl Applied {
         }
         let mut several = Vec::new();
         for (index, ids) in features.several().enumerate() {
-            several.push((slots.len(), IdsAt::of(ids, raw)?));
+            several.push((slots.len(), IdsAt::of(features, ids, place)?));
             slots.push(Slot::ragged_ids(input_of_several(index)));
         }
         let scales = slots.len();
@@ -124,6 +155,17 @@ impl Applied {
         BatchLayout::new(&self.schema, slots[..count].iter().map(input))
     }
 
+    /// Returns the hash of the group of a row, if rows are ranked in groups.
+    pub fn group(&self, raw: &Block, row: usize) -> Option<i64> {
+        let at = self.target.as_ref()?.group?;
+        raw.column(at).ids(row)?.first().copied()
+    }
+
+    /// Returns the slot of the groups.
+    pub fn group_slot(&self) -> Option<&'static str> {
+        self.target.as_ref()?.group.map(|_| INPUT_GROUP)
+    }
+
     /// Appends a row. Fails if its label cannot be used; the row is then left out.
     pub fn apply(
         &self,
@@ -133,11 +175,23 @@ impl Applied {
         out: &mut Block,
     ) -> Result<Result<(), BadLabel>> {
         if let Some(target) = &self.target {
-            let column = raw.column(target.label);
-            match self.features.label.value(&target.class_hashes, column, row) {
-                Ok(label) => self.push_target(target, label, raw, row, out)?,
-                Err(bad) => return Ok(Err(bad)),
+            if target.group.is_some() && self.group(raw, row).is_none() {
+                return Ok(Err(BadLabel::NoGroup));
             }
+            let label = match target.label {
+                Some(at) => self.features.label.value(&target.class_hashes, raw.column(at), row),
+                None => Ok(1.0),
+            };
+            let label = match label {
+                Ok(label) => label,
+                Err(bad) => return Ok(Err(bad)),
+            };
+            if let Some(choice) = &target.choice
+                && let Err(bad) = choice.check(label, raw, row)
+            {
+                return Ok(Err(bad));
+            }
+            self.push_target(target, label, raw, row, out)?;
         }
         self.push_numbers(raw, row, scratch, out)?;
         for (slot, features) in &self.single {
@@ -162,7 +216,8 @@ impl Applied {
         if self.numbers.is_empty() {
             return Ok(());
         }
-        let value = |at: usize| raw.column(at).floats(row).and_then(|all| all.first()).copied();
+        let value =
+            |at: Option<usize>| raw.column(at?).floats(row).and_then(|all| all.first()).copied();
         let floats = &mut scratch.floats;
         floats.clear();
         let numbers = || self.features.numbers.iter().zip(&self.numbers);
@@ -189,8 +244,12 @@ impl Applied {
         scratch.floats.clear();
         for (slot, ids) in &self.several {
             scratch.ids.clear();
-            let hashes = raw.column(ids.columns[0]).ids(row).unwrap_or_default();
-            let rows = hashes.iter().take(ids.values_max);
+            let hashes = ids.columns[0].and_then(|at| raw.column(at).ids(row)).unwrap_or_default();
+            let skipped = match ids.is_history {
+                true => hashes.len().saturating_sub(ids.values_max),
+                false => 0,
+            };
+            let rows = hashes[skipped..].iter().take(ids.values_max);
             scratch.ids.extend(rows.map(|hash| ids.base + ids.index.row(*hash as u64)));
             if scratch.ids.is_empty() {
                 scratch.ids.push(ids.base);
@@ -215,6 +274,26 @@ impl Applied {
             true => out.push_floats(slot, &[label])?,
             false => out.push_ids(slot, &[label as i64])?,
         }
+        if !target.other_levels.is_empty() {
+            slot += 1;
+            let values = target.label.and_then(|at| raw.column(at).floats(row));
+            let values = values.unwrap_or_default();
+            let value = values.first().copied().unwrap_or(f32::NAN);
+            let reached = target.other_levels.iter().map(|level| value >= *level);
+            let reached: Vec<f32> = reached.map(|it| f32::from(u8::from(it))).collect();
+            out.push_floats(slot, &reached)?;
+        }
+        if target.group.is_some() {
+            slot += 1;
+            out.push_ids(slot, &[self.group(raw, row).unwrap_or(0)])?;
+        }
+        if let Some(choice) = &target.choice {
+            let (user, item) = (choice.user_of(raw, row), choice.item_of(raw, row));
+            out.push_ids(slot + 1, &[user])?;
+            out.push_ids(slot + 2, &[item])?;
+            out.push_floats(slot + 3, &[choice.log_frequency(item)])?;
+            slot += 3;
+        }
         if let Some(at) = target.weight {
             slot += 1;
             let weight = raw.column(at).floats(row).and_then(|all| all.first()).copied();
@@ -232,12 +311,18 @@ impl Applied {
 }
 
 impl IdsAt {
-    fn of(ids: &Ids, raw: &RawNames) -> Result<IdsAt> {
-        let columns: Result<Vec<usize>> = ids.columns.iter().map(|name| raw.index(name)).collect();
+    fn of(
+        features: &Features,
+        ids: &Ids,
+        place: &dyn Fn(&str) -> Result<Option<usize>>,
+    ) -> Result<IdsAt> {
+        let columns: Result<Vec<Option<usize>>> =
+            ids.columns.iter().map(|name| place(name)).collect();
         Ok(IdsAt {
             columns: columns?,
             base: ids.base,
-            index: Index::of(&ids.lookup),
+            index: Index::of(&features.source_of(ids).lookup),
+            is_history: ids.history_of.is_some(),
             values_max: ids.values_max.unwrap_or(1),
             is_sum: ids.is_sum,
         })
@@ -245,10 +330,66 @@ impl IdsAt {
 
     fn hash(&self, raw: &Block, row: usize) -> u64 {
         match &self.columns[..] {
-            [at] => raw.column(*at).ids(row).and_then(|ids| ids.first()).map_or(0, |id| *id as u64),
+            [at] => at.map_or(0, |at| first_id(raw, at, row) as u64),
             several => cross_hash(raw, several, row),
         }
     }
+}
+
+/// User and item of a row.
+struct ChoiceAt {
+    user: usize,
+    item: usize,
+    index: Index,
+    /// Logarithm of the share of each item of the vocabulary, and of an unknown one.
+    log_frequencies: Vec<f32>,
+    log_unknown: f32,
+}
+
+impl ChoiceAt {
+    fn of(choices: &Choices, features: &Features, raw: &RawNames) -> Result<ChoiceAt> {
+        let item = features.ids.iter().find(|ids| ids.name == choices.item);
+        let item = item.ok_or_else(|| Error::internal("the item is not a feature"))?;
+        let rows = features.rows.max(1) as f64;
+        let log = |count: u64| (count.max(1) as f64 / rows).ln() as f32;
+        Ok(ChoiceAt {
+            user: raw.index(&choices.user)?,
+            item: raw.index(&choices.item)?,
+            index: Index::of(&item.lookup),
+            log_frequencies: choices.counts.iter().map(|count| log(*count)).collect(),
+            log_unknown: log(1),
+        })
+    }
+
+    fn user_of(&self, raw: &Block, row: usize) -> i64 {
+        first_id(raw, self.user, row)
+    }
+
+    fn item_of(&self, raw: &Block, row: usize) -> i64 {
+        first_id(raw, self.item, row)
+    }
+
+    fn check(&self, label: f32, raw: &Block, row: usize) -> Result<(), BadLabel> {
+        if label == 0.0 {
+            return Err(BadLabel::NotChosen);
+        }
+        match self.user_of(raw, row) == 0 || self.item_of(raw, row) == 0 {
+            true => Err(BadLabel::NoChoice),
+            false => Ok(()),
+        }
+    }
+
+    fn log_frequency(&self, item: i64) -> f32 {
+        // The first rows of a feature are missing and unknown values.
+        let known = usize::try_from(self.index.row(item as u64) - 2).ok();
+        let found = known.and_then(|at| self.log_frequencies.get(at));
+        found.copied().unwrap_or(self.log_unknown)
+    }
+}
+
+/// Returns the first id of a row, 0 without one.
+pub fn first_id(raw: &Block, at: usize, row: usize) -> i64 {
+    raw.column(at).ids(row).and_then(|ids| ids.first()).copied().unwrap_or(0)
 }
 
 impl Target {
@@ -259,6 +400,23 @@ impl Target {
             true => Slot::dense_floats(INPUT_LABEL, [1]),
             false => Slot::dense_ids(INPUT_LABEL, [1]),
         });
+        let other_levels = features.label.other_levels();
+        if !other_levels.is_empty() {
+            slots.push(Slot::dense_floats(INPUT_LEVELS, [other_levels.len()]));
+        }
+        let group = features.group.as_ref().map(|it| raw.index(&it.column)).transpose()?;
+        if group.is_some() {
+            slots.push(Slot::dense_ids(INPUT_GROUP, [1]));
+        }
+        let choice = match &features.choices {
+            Some(choices) => Some(ChoiceAt::of(choices, features, raw)?),
+            None => None,
+        };
+        if choice.is_some() {
+            slots.push(Slot::dense_ids(SLOT_USER, [1]));
+            slots.push(Slot::dense_ids(INPUT_ITEM, [1]));
+            slots.push(Slot::dense_floats(INPUT_LOG_FREQUENCY, [1]));
+        }
         let weight = features.weight.as_ref().map(|name| raw.index(name)).transpose()?;
         if weight.is_some() {
             slots.push(Slot::dense_floats(INPUT_WEIGHT, [1]));
@@ -268,7 +426,10 @@ impl Target {
             slices.push(raw.index(&slice.column)?);
             slots.push(Slot::dense_ids(slot_of_slice(index), [1]));
         }
-        let label = raw.index(&features.label.column)?;
-        Ok(Target { label, class_hashes, weight, slices, slot })
+        let label = match features.label.meaning {
+            Meaning::Always => None,
+            _ => Some(raw.index(&features.label.column)?),
+        };
+        Ok(Target { label, class_hashes, other_levels, group, choice, weight, slices, slot })
     }
 }

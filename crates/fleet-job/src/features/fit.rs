@@ -1,10 +1,11 @@
 //! Fits features to the training rows, in one pass.
 
-use super::ids::{ByHash, IdsFit, cross_hash};
+use super::apply::first_id;
+use super::ids::{ByHash, Ids, IdsFit, Lookup, cross_hash};
 use super::label::{BadLabel, Label, Meaning};
 use super::number::{Number, NumberFit};
-use super::{Features, Slice};
-use crate::job::{ColumnKind, ColumnPart, Job, Role};
+use super::{Choices, Features, Group, Slice};
+use crate::job::{ColumnKind, ColumnPart, Job, Role, Side, TaskKind};
 use crate::raw::RawNames;
 use fleet_base::{Error, Result};
 use fleet_data::{Block, TextDictionary};
@@ -13,13 +14,17 @@ use fleet_metrics::Auc;
 /// Counts and moments of the training rows.
 pub struct Fit {
     label: Label,
-    label_at: usize,
+    /// `None` if the job has no label.
+    label_at: Option<usize>,
     class_hashes: Vec<u64>,
     /// Labels of a binary or multi_class task, by value; of a regression, count, mean and sum of
     /// squared differences.
     classes: Vec<u64>,
     moments: (u64, f64, f64),
     weight: Option<String>,
+    group: Option<(usize, Group)>,
+    /// Places and names of user and item, and the places of a ranking that count.
+    choice: Option<([usize; 2], [String; 2], usize)>,
     numbers: Vec<(usize, String, NumberFit)>,
     ids: Vec<IdsColumn>,
     slices: Vec<(usize, String, IdsFit)>,
@@ -33,9 +38,21 @@ pub struct Fit {
 struct IdsColumn {
     name: String,
     columns: Vec<String>,
-    at: Vec<usize>,
+    at: Vec<Option<usize>>,
     is_several: bool,
+    history_of: Option<String>,
     fit: IdsFit,
+}
+
+impl IdsColumn {
+    fn finish(self, dim: i64) -> Ids {
+        let ids = self.fit.finish(&self.name, self.columns, dim, self.is_several);
+        match self.history_of {
+            None => ids,
+            // The values are those of the other feature.
+            history_of => Ids { history_of, lookup: Lookup::Vocabulary(Vec::new()), ..ids },
+        }
+    }
 }
 
 /// Something about the data that the user should know before a training.
@@ -62,8 +79,11 @@ impl Fit {
     /// Creates a fit of a job's features over blocks with these columns.
     pub fn new(job: &Job, raw: &RawNames, empty: Block) -> Result<Fit> {
         let no_label = || Error::internal("the job has no label");
-        let label_column = job.label().ok_or_else(no_label)?;
-        let label = Label::of(label_column, job.task);
+        let (label, label_at) = match (job.label(), job.task) {
+            (Some(column), task) => (Label::of(column, task), Some(raw.index(&column.name)?)),
+            (None, TaskKind::Retrieval) => (Label::always(), None),
+            (None, _) => return Err(no_label()),
+        };
         let features = |kinds: &[ColumnKind]| -> Vec<&ColumnPart> {
             let is = |it: &&ColumnPart| it.role == Role::Feature && kinds.contains(&it.kind);
             job.columns.iter().filter(is).collect()
@@ -78,18 +98,21 @@ impl Fit {
             ids.push(IdsColumn {
                 name: column.name.clone(),
                 columns: vec![column.name.clone()],
-                at: vec![raw.index(&column.name)?],
+                at: vec![Some(raw.index(&column.name)?)],
                 is_several: column.kind == ColumnKind::Categories,
+                history_of: column.history_of.clone(),
                 fit: IdsFit::new(column.category.clone()),
             });
         }
         for cross in &job.crosses {
-            let at: Result<Vec<usize>> = cross.columns.iter().map(|name| raw.index(name)).collect();
+            let at: Result<Vec<Option<usize>>> =
+                cross.columns.iter().map(|name| raw.index(name).map(Some)).collect();
             ids.push(IdsColumn {
                 name: cross.name.clone(),
                 columns: cross.columns.clone(),
                 at: at?,
                 is_several: false,
+                history_of: None,
                 fit: IdsFit::new(cross.category.clone()),
             });
         }
@@ -101,11 +124,19 @@ impl Fit {
         }
         let weight = job.columns.iter().find(|column| column.role == Role::Weight);
         Ok(Fit {
-            label_at: raw.index(&label_column.name)?,
+            label_at,
             class_hashes: label.class_hashes(),
             classes: vec![0; label.scores().max(2)],
             moments: (0, 0.0, 0.0),
             weight: weight.map(|column| column.name.clone()),
+            group: match (&job.ranking.group, job.task) {
+                (Some(column), TaskKind::Ranking) => {
+                    let group = Group { column: column.clone(), at: job.ranking.at };
+                    Some((raw.index(column)?, group))
+                }
+                _ => None,
+            },
+            choice: choice_of(job, raw)?,
             label,
             numbers,
             ids,
@@ -119,8 +150,23 @@ impl Fit {
 
     /// Adds a training row. Fails if its label cannot be used; the row then has no effect.
     pub fn add(&mut self, block: &Block, row: usize) -> Result<(), BadLabel> {
-        let column = block.column(self.label_at);
-        let label = self.label.value(&self.class_hashes, column, row)?;
+        if let Some((at, _)) = &self.group
+            && block.column(*at).ids(row).is_none_or(<[i64]>::is_empty)
+        {
+            return Err(BadLabel::NoGroup);
+        }
+        let label = match self.label_at {
+            Some(at) => self.label.value(&self.class_hashes, block.column(at), row)?,
+            None => 1.0,
+        };
+        if let Some((places, ..)) = &self.choice {
+            if label == 0.0 {
+                return Err(BadLabel::NotChosen);
+            }
+            if places.iter().any(|at| first_id(block, *at, row) == 0) {
+                return Err(BadLabel::NoChoice);
+            }
+        }
         self.rows += 1;
         self.add_label(label);
         for (at, _, fit) in &mut self.numbers {
@@ -129,7 +175,7 @@ impl Fit {
         }
         for ids in &mut self.ids {
             match &ids.at[..] {
-                [at] => add_ids(&mut ids.fit, block, *at, row),
+                [Some(at)] => add_ids(&mut ids.fit, block, *at, row),
                 several => ids.fit.add(cross_hash(block, several, row)),
             }
         }
@@ -143,7 +189,7 @@ impl Fit {
     }
 
     fn add_label(&mut self, label: f32) {
-        if let Meaning::Number { .. } = self.label.meaning {
+        if let Meaning::Number { .. } | Meaning::Grade = self.label.meaning {
             let (count, mean, squares) = &mut self.moments;
             *count += 1;
             let difference = f64::from(label) - *mean;
@@ -172,7 +218,7 @@ impl Fit {
             let path = format!("columns.{}", ids.name);
             if self.rows > 0 && ids.fit.is_missing() {
                 found.push(all_missing(path));
-            } else if let Some(auc) = self.leak_of_category(ids.at[0]) {
+            } else if let Some(auc) = ids.at[0].and_then(|at| self.leak_of_category(at)) {
                 found.push(leak(path, auc));
             }
         }
@@ -196,8 +242,11 @@ impl Fit {
             found.push(Finding { is_error: true, ..warning("data.train".into(), message, help) });
             return;
         }
+        if self.choice.is_some() {
+            return;
+        }
         let is_constant = match self.label.meaning {
-            Meaning::Number { .. } => self.moments.2 == 0.0,
+            Meaning::Number { .. } | Meaning::Grade => self.moments.2 == 0.0,
             _ => self.classes.iter().filter(|count| **count > 0).count() < 2,
         };
         if is_constant {
@@ -256,7 +305,10 @@ impl Fit {
     }
 
     fn leak_of(&self, scores: &[f32], labels: &[f32]) -> Option<f64> {
-        let is_binary = !matches!(self.label.meaning, Meaning::Classes(_) | Meaning::Number { .. });
+        let is_binary = !matches!(
+            self.label.meaning,
+            Meaning::Classes(_) | Meaning::Number { .. } | Meaning::Grade | Meaning::Always
+        ) && self.choice.is_none();
         if !is_binary || scores.len() < LEAK_ROWS {
             return None;
         }
@@ -277,6 +329,11 @@ impl Fit {
             *deviation = if found > 0.0 { found } else { 1.0 };
         }
         let dim = self.dim;
+        let choices = self.choice.map(|(_, [user, item], at)| {
+            let fit = self.ids.iter().find(|ids| ids.name == item).map(|ids| &ids.fit);
+            let counts = fit.map_or_else(Vec::new, IdsFit::known_counts);
+            Choices { user, item, counts, at }
+        });
         // Numbers with the same kind of encoding are beside each other (`model/inputs.rs`).
         let mut numbers: Vec<Number> =
             self.numbers.into_iter().map(|(_, name, fit)| fit.finish(&name)).collect();
@@ -291,15 +348,30 @@ impl Fit {
         });
         let mut features = Features {
             numbers,
-            ids: ids.map(|it| it.fit.finish(&it.name, it.columns, dim, it.is_several)).collect(),
+            ids: ids.map(|it| it.finish(dim)).collect(),
             label,
             weight: self.weight,
+            group: self.group.map(|(_, group)| group),
+            choices,
             slices: slices.collect(),
             rows: self.rows,
         };
         features.place();
         features
     }
+}
+
+/// Returns user and item of a retrieval.
+fn choice_of(job: &Job, raw: &RawNames) -> Result<Option<([usize; 2], [String; 2], usize)>> {
+    if job.task != TaskKind::Retrieval {
+        return Ok(None);
+    }
+    let (Some(user), Some(item)) = (job.id_of(Side::User), job.id_of(Side::Item)) else {
+        return Err(Error::internal("a retrieval without user or item"));
+    };
+    let names = [user.name.clone(), item.name.clone()];
+    let places = [raw.index(&names[0])?, raw.index(&names[1])?];
+    Ok(Some((places, names, job.ranking.at)))
 }
 
 /// Rows below which a feature may separate the labels by chance.

@@ -24,6 +24,9 @@ pub struct Ids {
     pub values_max: Option<usize>,
     /// Whether the rows of several values are added up; otherwise their mean is taken.
     pub is_sum: bool,
+    /// The feature whose values and rows this one uses: its own lookup is empty.
+    #[serde(default)]
+    pub history_of: Option<String>,
 }
 
 /// How hashes become rows.
@@ -52,10 +55,12 @@ impl Ids {
 }
 
 /// Hash of a cross: of the hashes of its columns, in their order. 0 if one is missing.
-pub fn cross_hash(block: &Block, columns: &[usize], row: usize) -> u64 {
+/// A column that the data lacks is missing.
+pub fn cross_hash(block: &Block, columns: &[Option<usize>], row: usize) -> u64 {
     let mut hash = 0x9e37_79b9_7f4a_7c15u64;
     for column in columns {
-        let one = block.column(*column).ids(row).and_then(|ids| ids.first());
+        let ids = column.and_then(|column| block.column(column).ids(row));
+        let one = ids.and_then(|ids| ids.first());
         let Some(one) = one else { return 0 };
         hash = mixed(hash.rotate_left(23) ^ *one as u64);
     }
@@ -164,6 +169,12 @@ impl IdsFit {
         self.is_full
     }
 
+    /// Returns the counts of the known values, in their order.
+    pub fn known_counts(&self) -> Vec<u64> {
+        let count = |hash: u64| self.counts.get(&hash).copied().unwrap_or(0);
+        self.known().into_iter().map(count).collect()
+    }
+
     /// Returns the most frequent values.
     pub fn most_frequent(&self, count: usize) -> Vec<u64> {
         let mut all = self.sorted();
@@ -178,14 +189,17 @@ impl IdsFit {
         all.into_iter().map(|(hash, _)| hash).collect()
     }
 
+    /// Returns the values of a vocabulary.
+    fn known(&self) -> Vec<u64> {
+        let mut known = self.sorted();
+        known.truncate(self.part.size_max.map_or(usize::MAX, |size| size as usize));
+        known
+    }
+
     pub fn finish(self, name: &str, columns: Vec<String>, dim: i64, is_several: bool) -> Ids {
         let lookup = match self.part.buckets {
             Some(buckets) => Lookup::Buckets(buckets),
-            None => {
-                let mut known = self.sorted();
-                known.truncate(self.part.size_max.map_or(usize::MAX, |size| size as usize));
-                Lookup::Vocabulary(known)
-            }
+            None => Lookup::Vocabulary(self.known()),
         };
         Ids {
             name: name.to_string(),
@@ -195,6 +209,7 @@ impl IdsFit {
             lookup,
             values_max: is_several.then_some(self.part.values_max),
             is_sum: self.part.is_sum,
+            history_of: None,
         }
     }
 }

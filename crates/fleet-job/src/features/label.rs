@@ -11,6 +11,9 @@ pub struct Label {
     pub column: String,
     /// Meaning of its values.
     pub meaning: Meaning,
+    /// The numbers of the label in ascending order, if the model learns their order, too.
+    #[serde(default)]
+    pub levels: Vec<f32>,
 }
 
 /// Meaning of the values of a label.
@@ -36,6 +39,10 @@ pub enum Meaning {
         /// Standard deviation of the label.
         deviation: f32,
     },
+    /// Relevance, 0 or more.
+    Grade,
+    /// 1 in each row: the job has no label.
+    Always,
 }
 
 /// A label that cannot be used.
@@ -47,6 +54,14 @@ pub enum BadLabel {
     NotZeroOne,
     /// The value is none of the classes.
     UnknownClass,
+    /// The grade is negative or too large.
+    NotGrade,
+    /// The column of the group is empty.
+    NoGroup,
+    /// The user or the item is missing.
+    NoChoice,
+    /// The user did not choose the item. This is no fault: the row is left out silently.
+    NotChosen,
 }
 
 impl BadLabel {
@@ -56,22 +71,34 @@ impl BadLabel {
             BadLabel::Missing => "the label is missing",
             BadLabel::NotZeroOne => "the label is neither 0 nor 1",
             BadLabel::UnknownClass => "the label is none of the classes",
+            BadLabel::NotGrade => "the label is no grade from 0 to 64",
+            BadLabel::NoGroup => "the row has no group",
+            BadLabel::NoChoice => "the row has no user or no item",
+            BadLabel::NotChosen => "the item was not chosen",
         }
     }
 
     /// Suggests a fix.
     pub fn help(self) -> &'static str {
         match self {
-            BadLabel::Missing => "remove the row, or skip such rows with data.bad_rows.at_most",
+            BadLabel::Missing | BadLabel::NoGroup | BadLabel::NoChoice | BadLabel::NotChosen => {
+                "remove the row, or skip such rows with data.bad_rows.at_most"
+            }
             BadLabel::NotZeroOne => {
                 "say which values are 1: positive = VALUE or at_least = NUMBER at the column"
             }
             BadLabel::UnknownClass => {
                 "add the value to classes, or skip such rows with data.bad_rows.at_most"
             }
+            BadLabel::NotGrade => {
+                "use small grades, such as 0 to 4: the gain of a grade is 2^grade - 1"
+            }
         }
     }
 }
+
+/// Largest grade: its gain, `2^grade`, stays far from the limits of a float.
+const GRADE_MAX: f32 = 64.0;
 
 impl Label {
     /// Returns the label of a job. The scale of numbers is unknown before the training rows are
@@ -81,17 +108,32 @@ impl Label {
         let meaning = match task {
             TaskKind::Regression => Meaning::Number { mean: 0.0, deviation: 1.0 },
             TaskKind::MultiClass => Meaning::Classes(label.classes.clone()),
-            TaskKind::Binary => match (&label.positive_text, label.positive_number, label.at_least)
+            TaskKind::Ranking
+                if label.positive_text.is_none()
+                    && label.positive_number.is_none()
+                    && label.at_least.is_none() =>
             {
-                (Some(text), ..) if column.kind == ColumnKind::Category => {
-                    Meaning::Category { hash: category_hash(text.as_bytes()) }
+                Meaning::Grade
+            }
+            TaskKind::Binary | TaskKind::Ranking | TaskKind::Retrieval => {
+                match (&label.positive_text, label.positive_number, label.at_least) {
+                    (Some(text), ..) if column.kind == ColumnKind::Category => {
+                        Meaning::Category { hash: category_hash(text.as_bytes()) }
+                    }
+                    (_, _, Some(least)) => Meaning::AtLeast(least as f32),
+                    (_, Some(number), _) => Meaning::Equal(number as f32),
+                    _ => Meaning::ZeroOne,
                 }
-                (_, _, Some(least)) => Meaning::AtLeast(least as f32),
-                (_, Some(number), _) => Meaning::Equal(number as f32),
-                _ => Meaning::ZeroOne,
-            },
+            }
         };
-        Label { column: column.name.clone(), meaning }
+        let mut levels: Vec<f32> = label.levels.iter().map(|level| *level as f32).collect();
+        levels.sort_by(f32::total_cmp);
+        Label { column: column.name.clone(), meaning, levels }
+    }
+
+    /// Returns the label of a job without one.
+    pub fn always() -> Label {
+        Label { column: String::new(), meaning: Meaning::Always, levels: Vec::new() }
     }
 
     /// Returns the number of scores of a row.
@@ -100,6 +142,12 @@ impl Label {
             Meaning::Classes(classes) => classes.len(),
             _ => 1,
         }
+    }
+
+    /// Returns the levels without the lowest, which every number reaches, and without `at_least`.
+    pub fn other_levels(&self) -> Vec<f32> {
+        let others = self.levels.iter().skip(1).copied();
+        others.filter(|level| self.meaning != Meaning::AtLeast(*level)).collect()
     }
 
     /// Returns the hashes of the classes.
@@ -135,6 +183,8 @@ impl Label {
             Meaning::Equal(positive) => is(value == positive),
             Meaning::AtLeast(least) => is(value >= least),
             Meaning::Number { .. } => Ok(value),
+            Meaning::Grade if (0.0..=GRADE_MAX).contains(&value) => Ok(value),
+            Meaning::Grade => Err(BadLabel::NotGrade),
             _ if value == 0.0 || value == 1.0 => Ok(value),
             _ => Err(BadLabel::NotZeroOne),
         }

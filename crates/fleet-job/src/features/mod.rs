@@ -13,7 +13,8 @@ mod number;
 mod save;
 
 pub use apply::{
-    Applied, INPUT_LABEL, INPUT_NUMBERS, INPUT_SCALES, INPUT_WEIGHT, Scratch, input_of_ids,
+    Applied, INPUT_GROUP, INPUT_ITEM, INPUT_LABEL, INPUT_LEVELS, INPUT_LOG_FREQUENCY,
+    INPUT_NUMBERS, INPUT_SCALES, INPUT_WEIGHT, SLOT_USER, Scratch, first_id, input_of_ids,
     input_of_several, slot_of_slice,
 };
 pub use fit::{Finding, Fit};
@@ -35,10 +36,38 @@ pub struct Features {
     pub label: Label,
     /// Column of the weight.
     pub weight: Option<String>,
+    /// Groups of a ranking.
+    #[serde(default)]
+    pub group: Option<Group>,
+    /// The choices of a retrieval.
+    #[serde(default)]
+    pub choices: Option<Choices>,
     /// Columns for whose values the report measures separately, with the texts of the values.
     pub slices: Vec<Slice>,
     /// Number of training rows.
     pub rows: u64,
+}
+
+/// Rows that are ranked together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// The column whose values name the groups.
+    pub column: String,
+    /// Places of a ranking that count.
+    pub at: usize,
+}
+
+/// Rows that are choices of an item by a user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choices {
+    /// The column whose values name the users.
+    pub user: String,
+    /// The column whose values name the items.
+    pub item: String,
+    /// Number of training rows of each item, in the order of its vocabulary.
+    pub counts: Vec<u64>,
+    /// Places of a ranking that count.
+    pub at: usize,
 }
 
 /// A column for whose values the report measures separately.
@@ -93,7 +122,7 @@ impl Features {
     /// zero: it pads features with several ids.
     fn place(&mut self) {
         let mut ends: Vec<(i64, i64)> = Vec::new();
-        for ids in &mut self.ids {
+        for ids in self.ids.iter_mut().filter(|ids| ids.history_of.is_none()) {
             let at = match ends.iter().position(|(dim, _)| *dim == ids.dim) {
                 Some(at) => at,
                 None => {
@@ -104,5 +133,20 @@ impl Features {
             ids.base = ends[at].1;
             ends[at].1 = ids.end();
         }
+        let places: Vec<(String, i64, i64)> =
+            self.ids.iter().map(|ids| (ids.name.clone(), ids.dim, ids.base)).collect();
+        for ids in &mut self.ids {
+            let own = ids.history_of.as_ref();
+            let source = own.and_then(|name| places.iter().find(|(known, ..)| known == name));
+            if let Some((_, dim, base)) = source {
+                (ids.dim, ids.base) = (*dim, *base);
+            }
+        }
+    }
+
+    /// Returns the feature whose values and rows a feature uses: itself, if it is no history.
+    pub fn source_of<'f>(&'f self, ids: &'f Ids) -> &'f Ids {
+        let name = ids.history_of.as_ref();
+        name.and_then(|name| self.ids.iter().find(|other| other.name == *name)).unwrap_or(ids)
     }
 }

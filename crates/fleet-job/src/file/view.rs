@@ -90,6 +90,17 @@ impl<'t> View<'t> {
         Some(items.iter().filter_map(int).collect())
     }
 
+    /// Returns a list of numbers.
+    pub fn numbers(self, name: &str) -> Option<Vec<f64>> {
+        let Data::List(items) = &self.node(name)?.data else { return None };
+        let number = |item: &Node| match item.data {
+            Data::Int(value) => Some(value as f64),
+            Data::Number(value) => Some(value),
+            _ => None,
+        };
+        Some(items.iter().filter_map(number).collect())
+    }
+
     /// Returns the position of a value, or that of the table if the value is absent.
     pub fn place(self, name: &str) -> Option<Place> {
         self.node(name).map(|node| node.at).or(self.at)

@@ -2,10 +2,10 @@
 
 use super::{TablePlace, is_sparse};
 use crate::features::{
-    Encoding, Features, INPUT_NUMBERS, INPUT_SCALES, TableSize, input_of_ids, input_of_several,
+    Encoding, Features, INPUT_NUMBERS, INPUT_SCALES, Ids, TableSize, input_of_ids, input_of_several,
 };
-use crate::job::Job;
-use fleet::nn::layers::{Embedding, SparseEmbedding};
+use crate::job::{Job, ModelKind, ModelPart, Side};
+use fleet::nn::layers::{Embedding, Fc, SparseEmbedding};
 use fleet::nn::{Init, Net, ParamAttr, Var};
 use fleet::{DType, Shape};
 
@@ -21,6 +21,8 @@ pub struct Inputs<'n> {
     pub several: Vec<Var<'n>>,
     /// `[batch, 1]`: the sum of one weight for each id, if the model needs it.
     pub wide: Option<Var<'n>>,
+    /// `[batch, 1, dim]`: the rows of each feature that describes a side.
+    sides: Vec<(Side, Var<'n>)>,
     net: &'n Net,
     dim: i64,
 }
@@ -39,6 +41,7 @@ impl<'n> Inputs<'n> {
             single: Vec::new(),
             several: Vec::new(),
             wide: None,
+            sides: Vec::new(),
             net,
             dim: job.model.dim,
         };
@@ -51,6 +54,48 @@ impl<'n> Inputs<'n> {
         let outputs = features.label.scores() as i64;
         inputs.look_up(features, job, place, has_linear.then_some(outputs));
         inputs
+    }
+
+    /// Returns the features that describe a side as one vector for each row.
+    pub fn flat_of(&self, side: Side, features: &Features, job: &Job) -> Var<'n> {
+        let mut all: Vec<Var<'n>> =
+            self.of_side(side).into_iter().map(|rows| rows.flatten(1)).collect();
+        all.extend(self.numbers_of(side, features, job));
+        match &all[..] {
+            [only] => *only,
+            all => self.net.concat(all, 1),
+        }
+    }
+
+    /// Returns the numbers that describe a side, whether they are missing, and their encodings.
+    fn numbers_of(&self, side: Side, features: &Features, job: &Job) -> Vec<Var<'n>> {
+        let Some(values) = self.numbers else { return Vec::new() };
+        let part = |var: Var<'n>, at: usize| var.slice([1], [at as i64], [at as i64 + 1]);
+        let mut parts = Vec::new();
+        let mut missing = features.numbers.len();
+        // Numbers of a kind of encoding are beside each other, as their vectors are.
+        let (mut kinds, mut kind, mut place) = (self.encoded.iter(), None, 0);
+        for (at, number) in features.numbers.iter().enumerate() {
+            let is_first =
+                at == 0 || features.numbers[at - 1].encoding.order() != number.encoding.order();
+            if is_first {
+                place = 0;
+                kind = if number.encoding == Encoding::None { None } else { kinds.next() };
+            }
+            if job.side_of(&number.column) == Some(side) {
+                parts.push(part(values, at));
+                parts.extend(number.may_be_missing.then(|| part(values, missing)));
+                parts.extend(kind.map(|vectors| part(*vectors, place).flatten(1)));
+            }
+            missing += usize::from(number.may_be_missing);
+            place += 1;
+        }
+        parts
+    }
+
+    /// Returns the rows of the features that describe a side, each `[batch, 1, dim]`.
+    pub fn of_side(&self, side: Side) -> Vec<Var<'n>> {
+        self.sides.iter().filter(|(known, _)| *known == side).map(|(_, rows)| *rows).collect()
     }
 
     /// Returns all features as one vector for each row.
@@ -162,6 +207,15 @@ impl<'n> Inputs<'n> {
         parts.transpose([1, 0, 2]).matmul(weights).transpose([1, 0, 2]) + bias
     }
 
+    /// Returns the row of the value that a history is compared with, `[batch, 1, dim]`, if the model
+    /// compares them.
+    fn target_of(&self, features: &Features, ids: &Ids, job: &Job) -> Option<Var<'n>> {
+        let name = ids.history_of.as_ref().filter(|_| job.model.kind == ModelKind::Din)?;
+        let at = features.single(ids.dim).position(|other| other.name == *name)? as i64;
+        // The rows of this width are looked up already.
+        Some(self.single.last()?.slice([1], [at], [at + 1]))
+    }
+
     /// Looks up the rows of all ids, and for a linear model one weight for each id and output.
     fn look_up(&mut self, features: &Features, job: &Job, place: TablePlace, linear: Option<i64>) {
         let net = self.net;
@@ -178,21 +232,35 @@ impl<'n> Inputs<'n> {
                 Lookup { table, place, job, is_sparse: is_sparse(job, table.rows, per_row) };
             if single > 0 {
                 let ids = net.data(&input_of_ids(dim), [-1, single as i64], DType::I64);
-                self.single.push(lookup.rows(ids, dim, &format!("table_{dim}")));
+                let rows = lookup.rows(ids, dim, &format!("table_{dim}"));
+                self.single.push(rows);
+                for (at, side) in sides_of(job, features.single(dim)) {
+                    self.sides.push((side, rows.slice([1], [at], [at + 1])));
+                }
                 wide.extend(linear.map(|width| {
                     lookup.rows(ids, width, &format!("weights_{dim}")).reduce_sum([1], false)
                 }));
             }
-            for (index, _) in features.several().enumerate().filter(|(_, ids)| ids.dim == dim) {
+            for (index, ids) in features.several().enumerate().filter(|(_, ids)| ids.dim == dim) {
+                let side = job.side_of(&ids.name);
                 // The longest row of the batch decides the width.
-                let ids = net.data(&input_of_several(index), [-1, -1], DType::I64);
+                let values = net.data(&input_of_several(index), [-1, -1], DType::I64);
                 let Some(scales) = scales else { continue };
                 let scale = scales.slice([1], [index as i64], [index as i64 + 1]);
                 let combined = |width: i64, name: &str| {
-                    lookup.rows(ids, width, name).reduce_sum([1], false) * scale
+                    lookup.rows(values, width, name).reduce_sum([1], false) * scale
                 };
-                let rows = combined(dim, &format!("table_{dim}"));
-                self.several.push(rows.reshape([-1, 1, dim]));
+                let target = self.target_of(features, ids, job);
+                let rows = match target {
+                    Some(target) => {
+                        let history = lookup.rows(values, dim, &format!("table_{dim}"));
+                        attended(history, target, values, &job.model, index)
+                    }
+                    None => combined(dim, &format!("table_{dim}")),
+                };
+                let rows = rows.reshape([-1, 1, dim]);
+                self.several.push(rows);
+                self.sides.extend(side.map(|side| (side, rows)));
                 wide.extend(linear.map(|width| combined(width, &format!("weights_{dim}"))));
             }
         }
@@ -202,6 +270,33 @@ impl<'n> Inputs<'n> {
             all => Some(net.sum_of(all)),
         };
     }
+}
+
+/// The sum of the rows of a history, weighted by how they go with the row of the target: `[batch, n,
+/// dim]` and `[batch, 1, dim]` to `[batch, dim]`.
+fn attended<'n>(
+    history: Var<'n>,
+    target: Var<'n>,
+    ids: Var<'n>,
+    model: &ModelPart,
+    index: usize,
+) -> Var<'n> {
+    let net = history.net();
+    let layer = |size: i64, name: String| Fc::new(size).num_flatten_dims(2).name(name);
+    let mut x = net.concat(&[history, history - target, history * target], 2);
+    for (at, size) in model.attention.iter().enumerate() {
+        x = x.fc(layer(*size, format!("attention_{index}_{at}"))).sigmoid();
+    }
+    let weights = x.fc(layer(1, format!("attention_{index}")));
+    // Row 0 of a table is padding.
+    let is_value = ids.greater_than(0.0).cast(DType::F32).unsqueeze([2]);
+    (history * (weights * is_value)).reduce_sum([1], false)
+}
+
+/// Returns the places and sides of the features that describe a side.
+fn sides_of<'f>(job: &Job, features: impl Iterator<Item = &'f Ids>) -> Vec<(i64, Side)> {
+    let side = |(at, ids): (i64, &Ids)| Some((at, job.side_of(&ids.name)?));
+    (0..).zip(features).filter_map(side).collect()
 }
 
 /// Lookups in the tables of one width.

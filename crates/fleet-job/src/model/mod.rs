@@ -1,17 +1,21 @@
 //! Networks of jobs: from features, a task and the table `[model]` to a program.
 //!
 //! `inputs.rs` makes vectors of the features, `networks.rs` has the networks over them, and
-//! `output.rs` the loss and the scores of a task.
+//! `output.rs` the loss and the scores of a task; `ranking.rs` has those of rows in groups,
+//! `retrieval.rs` those of choices among all items.
 
 mod inputs;
 mod networks;
 mod output;
+mod ranking;
+mod retrieval;
 
 pub use output::Outputs;
 
 use crate::features::Features;
-use crate::job::{Job, Sparse};
-use fleet::nn::Net;
+use crate::job::{Job, ModelKind, Sparse};
+use fleet::DType;
+use fleet::nn::{Init, Net, ParamAttr, Var};
 use inputs::Inputs;
 
 /// Where the embedding tables are.
@@ -27,8 +31,31 @@ pub enum TablePlace {
 pub fn build<'n>(net: &'n Net, features: &Features, job: &Job, place: TablePlace) -> Outputs<'n> {
     net.set_seed(job.train.seed);
     let inputs = Inputs::new(net, features, job, (place, networks::has_linear(job)));
-    let raw = networks::network(net, &inputs, job, features.label.scores() as i64);
-    output::outputs(net, raw, features)
+    let towers = match job.model.kind {
+        ModelKind::TwoTower => networks::towers(net, &inputs, features, job),
+        _ => None,
+    };
+    let Some(vectors) = towers else {
+        let raw = networks::network(net, &inputs, job, features.label.scores() as i64);
+        return task_outputs(net, raw, features, job);
+    };
+    let outputs = match features.choices {
+        Some(_) => retrieval::outputs(net, vectors, features, job),
+        None => {
+            let bias = ParamAttr::from("bias").init(Init::Constant(0.0));
+            let bias = net.create_parameter([1], DType::F32, bias);
+            task_outputs(net, retrieval::products(vectors, job) + bias, features, job)
+        }
+    };
+    Outputs { vectors: Some(vectors), ..outputs }
+}
+
+/// Adds loss and scores of the task.
+fn task_outputs<'n>(net: &'n Net, raw: Var<'n>, features: &Features, job: &Job) -> Outputs<'n> {
+    match features.group {
+        Some(_) => ranking::outputs(net, raw, features, job.ranking.is_listwise),
+        None => output::outputs(net, raw, features),
+    }
 }
 
 /// Returns whether the gradient of a table has only the rows of the batch.

@@ -1,20 +1,24 @@
 //! The networks over the features.
 
 use super::inputs::{Inputs, width};
-use crate::job::{Job, ModelKind, ModelPart};
+use crate::features::Features;
+use crate::job::{Job, ModelKind, ModelPart, Side};
+use fleet::DType;
 use fleet::nn::layers::{BatchNorm, Fc};
-use fleet::nn::{Act, Net, Var};
+use fleet::nn::{Act, Init, Net, ParamAttr, Var};
 
 /// Returns whether a network has one weight for each id.
 pub fn has_linear(job: &Job) -> bool {
-    matches!(job.model.kind, ModelKind::WideDeep | ModelKind::DeepFm)
+    matches!(job.model.kind, ModelKind::WideDeep | ModelKind::DeepFm | ModelKind::Mf)
 }
 
-/// Returns the raw outputs, `[batch, outputs]`.
+/// Returns the raw outputs of a network without towers, `[batch, outputs]`.
 pub fn network<'n>(net: &'n Net, inputs: &Inputs<'n>, job: &Job, outputs: i64) -> Var<'n> {
     let model = &job.model;
     match model.kind {
-        ModelKind::Mlp => hidden(inputs.flat(), model).fc(Fc::new(outputs).name("output")),
+        ModelKind::Mlp | ModelKind::Din | ModelKind::TwoTower => {
+            hidden(inputs.flat(), model).fc(Fc::new(outputs).name("output"))
+        }
         ModelKind::WideDeep => {
             let deep = hidden(inputs.flat(), model).fc(Fc::new(outputs).name("output"));
             sum(net, [Some(deep), linear(inputs, outputs)])
@@ -42,21 +46,84 @@ pub fn network<'n>(net: &'n Net, inputs: &Inputs<'n>, job: &Job, outputs: i64) -
             };
             all.fc(Fc::new(outputs).name("output"))
         }
+        ModelKind::Mf => {
+            let products = match (side(net, inputs, Side::User), side(net, inputs, Side::Item)) {
+                (Some(user), Some(item)) => Some(match outputs {
+                    1 => (user * item).reduce_sum([1], true),
+                    outputs => (user * item).fc(Fc::new(outputs).no_bias().name("products")),
+                }),
+                _ => None,
+            };
+            let deep = match model.hidden.is_empty() {
+                true => net.create_parameter(
+                    [outputs],
+                    DType::F32,
+                    ParamAttr::from("bias").init(Init::Constant(0.0)),
+                ),
+                false => hidden(inputs.flat(), model).fc(Fc::new(outputs).name("output")),
+            };
+            sum(net, [products, linear(inputs, outputs)]) + deep
+        }
+    }
+}
+
+/// Returns the vectors of the user and the item, `[batch, dim]` each.
+pub fn towers<'n>(
+    net: &'n Net,
+    inputs: &Inputs<'n>,
+    features: &Features,
+    job: &Job,
+) -> Option<[Var<'n>; 2]> {
+    let tower = |which: Side, name: &str| {
+        let vector = match job.model.hidden.is_empty() {
+            true => side(net, inputs, which)?,
+            false => {
+                let layers = hidden_of(inputs.flat_of(which, features, job), &job.model, name);
+                layers.fc(Fc::new(job.model.dim).name(format!("{name}vector")))
+            }
+        };
+        Some(match job.model.is_cosine {
+            true => {
+                let squares = vector.square().reduce_sum([1], true);
+                vector * squares.maximum(LENGTH_MIN).rsqrt()
+            }
+            false => vector.scale(1.0, 0.0),
+        })
+    };
+    Some([tower(Side::User, "user_")?, tower(Side::Item, "item_")?])
+}
+
+/// Squared length below which a vector is not made longer: that of zeros stays 0.
+const LENGTH_MIN: f64 = 1e-12;
+
+/// The vector of a side, `[batch, dim]`: the sum of the embeddings of its features.
+fn side<'n>(net: &'n Net, inputs: &Inputs<'n>, side: Side) -> Option<Var<'n>> {
+    let vectors: Vec<Var<'n>> =
+        inputs.of_side(side).into_iter().map(|rows| rows.reduce_sum([1], false)).collect();
+    match &vectors[..] {
+        [] => None,
+        [only] => Some(*only),
+        all => Some(net.sum_of(all)),
     }
 }
 
 /// The hidden layers.
-fn hidden<'n>(mut x: Var<'n>, model: &ModelPart) -> Var<'n> {
+fn hidden<'n>(x: Var<'n>, model: &ModelPart) -> Var<'n> {
+    hidden_of(x, model, "")
+}
+
+/// The hidden layers, with a start of their names.
+fn hidden_of<'n>(mut x: Var<'n>, model: &ModelPart, name: &str) -> Var<'n> {
     if !model.hidden.is_empty() && model.input_dropout > 0.0 {
         x = x.dropout(model.input_dropout);
     }
     // The schema lists the same names.
     let act: Act = model.activation.parse().unwrap_or(Act::Relu);
     for (index, size) in model.hidden.iter().enumerate() {
-        let layer = Fc::new(*size).name(format!("hidden_{index}"));
+        let layer = Fc::new(*size).name(format!("{name}hidden_{index}"));
         x = match model.has_batch_norm {
             true => {
-                let norm = BatchNorm::new().name(format!("norm_{index}"));
+                let norm = BatchNorm::new().name(format!("{name}norm_{index}"));
                 x.fc(layer).batch_norm(norm).act(act)
             }
             false => x.fc(layer.act(act)),

@@ -1,8 +1,8 @@
 //! Scores and loss of a task.
 
-use crate::features::{Features, INPUT_LABEL, INPUT_WEIGHT, Meaning};
+use crate::features::{Features, INPUT_LABEL, INPUT_LEVELS, INPUT_WEIGHT, Label, Meaning};
 use fleet::DType;
-use fleet::nn::{CrossEntropy, Net, Var};
+use fleet::nn::{CrossEntropy, Init, Net, ParamAttr, Var};
 
 /// The outputs of a network.
 pub struct Outputs<'n> {
@@ -14,6 +14,8 @@ pub struct Outputs<'n> {
     pub scores: Var<'n>,
     /// Further values that a validation takes the mean of: label and variable.
     pub means: Vec<(&'static str, Var<'n>)>,
+    /// The vectors of user and item, `[batch, dim]`, of a model with two towers.
+    pub vectors: Option<[Var<'n>; 2]>,
 }
 
 /// Adds loss and scores to the raw outputs.
@@ -36,12 +38,31 @@ pub fn outputs<'n>(net: &'n Net, raw: Var<'n>, features: &Features) -> Outputs<'
         }
         _ => {
             let label = net.data(INPUT_LABEL, [-1, 1], DType::F32);
-            (raw.sigmoid_cross_entropy_with_logits(label), raw.sigmoid())
+            let loss = raw.sigmoid_cross_entropy_with_logits(label);
+            (ordinal_loss(net, raw, &features.label, loss), raw.sigmoid())
         }
     };
     let weighted = match features.weight {
         Some(_) => row_loss * net.data(INPUT_WEIGHT, [-1, 1], DType::F32),
         None => row_loss,
     };
-    Outputs { loss: weighted.mean(), row_loss, scores, means }
+    Outputs { loss: weighted.mean(), row_loss, scores, means, vectors: None }
+}
+
+/// The mean loss of predicting whether the label is at or above each level, if it has levels: those
+/// besides `at_least` share the raw output, each with a trained offset.
+fn ordinal_loss<'n>(net: &'n Net, raw: Var<'n>, label: &Label, loss: Var<'n>) -> Var<'n> {
+    let others = label.other_levels();
+    let Meaning::AtLeast(least) = &label.meaning else { return loss };
+    if others.is_empty() {
+        return loss;
+    }
+    let count = others.len() as i64;
+    let levels = net.data(INPUT_LEVELS, [-1, count], DType::F32);
+    // A lower level is reached more often: its offset is larger.
+    let offsets = others.iter().map(|level| f64::from(*least - *level)).collect();
+    let offsets = ParamAttr::from("level_offsets").init(Init::Assign(offsets));
+    let offsets = net.create_parameter([1, count], DType::F32, offsets);
+    let other_loss = (raw + offsets).sigmoid_cross_entropy_with_logits(levels);
+    (loss + other_loss.reduce_sum([1], true)) * (1.0 / (count + 1) as f64)
 }

@@ -155,12 +155,25 @@ static COLUMN: Table = Table {
             "categories with several values: how their rows are combined",
         ),
         field(
+            "history_of",
+            Kind::Text,
+            "",
+            "categories: the category whose earlier values they are, oldest first; shares its rows",
+        ),
+        field("side", SIDE, "", "mf, two_tower: what the feature describes"),
+        field(
             "positive",
             Kind::Either(&[Kind::Text, ANY]),
             "1",
             "label of a binary task: the value that is 1",
         ),
         field("at_least", ANY, "", "label of a binary task: numbers from this on are 1"),
+        field(
+            "levels",
+            Kind::List(&ANY, 2),
+            "",
+            "label with at_least: all numbers that it has; the model learns their order, too",
+        ),
         field(
             "classes",
             Kind::List(&Kind::Text, 2),
@@ -201,6 +214,11 @@ const EMBED: Kind = Kind::Choice(&[
 
 const POOLING: Kind = Kind::Choice(&[("mean", "their mean"), ("sum", "their sum")]);
 
+const SIDE: Kind = Kind::Choice(&[
+    ("user", "who chooses: a user, a query, a session"),
+    ("item", "what is chosen"),
+]);
+
 static VOCABULARY: Table = Table {
     fields: &[
         field("min_count", COUNT, "1", "rarer values are treated as unknown"),
@@ -227,19 +245,32 @@ static CROSS: Table = Table {
     ],
 };
 
-static TASK: Table = Table { fields: &[field("kind", TASK_KIND, "binary", "what the label is")] };
+static TASK: Table = Table {
+    fields: &[
+        field("kind", TASK_KIND, "binary", "what the label is"),
+        field("group", Kind::Text, "", "ranking: column whose rows are ranked together"),
+        field("loss", RANKING_LOSS, "pairwise", "ranking: the loss"),
+    ],
+};
+
+const RANKING_LOSS: Kind = Kind::Choice(&[
+    ("pairwise", "of all pairs of a group: the logistic loss of their difference"),
+    ("listwise", "softmax over a group"),
+]);
 
 const TASK_KIND: Kind = Kind::Choice(&[
     ("binary", "yes or no; scores are probabilities"),
     ("multi_class", "one of several classes; scores are probabilities"),
     ("regression", "a number"),
+    ("retrieval", "none: each row is a user's choice of an item among all items (two_tower)"),
+    ("ranking", "how relevant the row is in its group, 0 or more; scores have an order only"),
 ]);
 
 static MODEL: Table = Table {
     fields: &[
         field("kind", MODEL_KIND, "dcn_v2", "the network"),
         field("dim", SIZE, "16", "width of embeddings"),
-        field("hidden", SIZES, "[128, 64]", "sizes of the hidden layers"),
+        field("hidden", SIZES, "[128, 64]", "sizes of the hidden layers; mf: none by default"),
         field("dropout", Kind::Number(0.0, 0.99), "0", "share of hidden values that a step drops"),
         field(
             "input_dropout",
@@ -250,6 +281,14 @@ static MODEL: Table = Table {
         field("norm", NORM, "none", "normalization of the hidden layers"),
         field("activation", ACTIVATION, "relu", "function of the hidden layers"),
         field("cross_layers", Kind::Int(1, 64), "2", "dcn_v2: cross layers"),
+        field("similarity", SIMILARITY, "dot", "two_tower: the product of the vectors"),
+        field(
+            "temperature",
+            Kind::Number(0.001, 1000.0),
+            "1",
+            "two_tower: divides the product; take about 0.1 for cosine",
+        ),
+        field("attention", SIZES, "[32]", "din: sizes of the layers that weigh a history"),
         field("rank", SIZE, "", "dcn_v2: rank of the cross layers' matrices; full by default"),
     ],
 };
@@ -259,6 +298,17 @@ const MODEL_KIND: Kind = Kind::Choice(&[
     ("wide_deep", "an mlp, and a linear model of the features and crosses"),
     ("deepfm", "an mlp, a linear model, and the products of all pairs of embeddings"),
     ("dcn_v2", "an mlp, and cross layers that multiply features"),
+    ("din", "an mlp; of a history, values that are like the row's own value count more"),
+    (
+        "mf",
+        "matrix factorization: the product of the user's and the item's vectors, and a linear model",
+    ),
+    ("two_tower", "an mlp for each side; the score is the product of their vectors"),
+]);
+
+const SIMILARITY: Kind = Kind::Choice(&[
+    ("dot", "the sum of the products of their values"),
+    ("cosine", "the same, of vectors of length 1"),
 ]);
 
 const NORM: Kind = Kind::Choice(&[
@@ -381,7 +431,7 @@ static EVALUATION: Table = Table {
             "goal",
             GOAL,
             "",
-            "the value by which models are compared; by default auc, loss or rmse",
+            "the value by which models are compared; by default auc, loss, rmse or ndcg",
         ),
         field(
             "slices",
@@ -389,14 +439,21 @@ static EVALUATION: Table = Table {
             "",
             "category columns for whose values the report measures separately",
         ),
+        field(
+            "at",
+            Kind::Int(1, 1_000_000),
+            "10",
+            "ranking, retrieval: places of a ranking that count",
+        ),
     ],
 };
 
 const GOAL: Kind = Kind::Choice(&[
     ("auc", "binary: area under the ROC curve"),
-    ("loss", "the training loss: log-loss, cross entropy or squared error"),
+    ("loss", "the training loss, such as log-loss, cross entropy or squared error"),
     ("accuracy", "multi_class: share of right predictions"),
     ("rmse", "regression: root of the mean squared error"),
+    ("ndcg", "ranking: normalized discounted cumulative gain of the first places"),
 ]);
 
 static OUTPUT: Table = Table {

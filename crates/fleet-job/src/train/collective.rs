@@ -72,7 +72,7 @@ pub fn run(
     }
     if let Some(whole) = fleet.whole(&session)? {
         let program = plan.folder.join(PROGRAM_FOLDER);
-        fleet::save_inference_model(&program, &whole.program, &[&names.scores], &whole.scope)?;
+        fleet::save_inference_model(&program, &whole.program, &names.targets(), &whole.scope)?;
         plan.report(&trained, begin, out)?;
     }
     // The first worker may still write its report; if it dies meanwhile, all others learn of it.

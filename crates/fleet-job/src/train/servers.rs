@@ -58,7 +58,7 @@ pub fn run(
         let program = plan.folder.join(PROGRAM_FOLDER);
         worker.save_inference_model(
             &program,
-            &[&names.scores],
+            &names.targets(),
             SaveMode::All,
             SaveFormat::Binary,
         )?;

@@ -5,7 +5,7 @@ use super::source::{Feeds, Position, Source};
 use crate::Fleet;
 use crate::numbers::numbers;
 use fleet_base::{Error, Result};
-use fleet_metrics::{Accumulator, Alone, Auc, Group, Reduce};
+use fleet_metrics::{Accumulator, Alone, Auc, Group, Ranking, Reduce};
 use fleet_tensor::{DType, Tensor};
 
 /// Metrics of an evaluation: means over rows, and areas under ROC curves.
@@ -46,6 +46,7 @@ struct Metric {
 enum Kind {
     Mean { variable: String },
     Auc { prediction: String, target: String },
+    Ndcg { score: String, grade: String, group: String, k: usize },
 }
 
 /// Result of an evaluation.
@@ -83,6 +84,15 @@ impl Evaluation {
     pub fn auc(self, label: &str, prediction: &str, target: &str) -> Evaluation {
         let (prediction, target) = (prediction.to_string(), target.to_string());
         self.with(label, Kind::Auc { prediction, target })
+    }
+
+    /// Adds the mean NDCG of the first `k` items of each group by their scores. `grade` is the
+    /// input or variable with grades, 0 or more; `group` has the integer by which items belong
+    /// together. All items of a group must be on one worker. Groups without a grade above 0 are
+    /// ignored.
+    pub fn ndcg(self, label: &str, score: &str, grade: &str, group: &str, k: usize) -> Evaluation {
+        let [score, grade, group] = [score, grade, group].map(str::to_string);
+        self.with(label, Kind::Ndcg { score, grade, group, k })
     }
 
     fn with(mut self, label: &str, kind: Kind) -> Evaluation {
@@ -139,6 +149,7 @@ struct Counts<'e> {
     /// Rows, batches, and for each metric the sum of value times rows.
     sums: Vec<f64>,
     areas: Vec<Auc>,
+    rankings: Vec<Ranking>,
 }
 
 /// Buckets of scores; the default of the documented `auc` op.
@@ -147,7 +158,7 @@ const THRESHOLDS: usize = 4095;
 impl<'e> Counts<'e> {
     fn new(evaluation: &'e Evaluation) -> Result<Counts<'e>> {
         let mut fetch = Vec::new();
-        let mut areas = Vec::new();
+        let (mut areas, mut rankings) = (Vec::new(), Vec::new());
         for metric in &evaluation.metrics {
             match &metric.kind {
                 Kind::Mean { variable } => fetch.push(variable.as_str()),
@@ -155,10 +166,14 @@ impl<'e> Counts<'e> {
                     fetch.extend([prediction.as_str(), target.as_str()]);
                     areas.push(Auc::new(THRESHOLDS)?);
                 }
+                Kind::Ndcg { score, grade, group, .. } => {
+                    fetch.extend([score.as_str(), grade.as_str(), group.as_str()]);
+                    rankings.push(Ranking::default());
+                }
             }
         }
         let sums = vec![0.0; 2 + evaluation.metrics.len()];
-        Ok(Counts { evaluation, fetch, sums, areas })
+        Ok(Counts { evaluation, fetch, sums, areas, rankings })
     }
 
     fn add_all(&mut self, model: &mut Model<'_>, data: &mut dyn Source) -> Result<()> {
@@ -175,6 +190,7 @@ impl<'e> Counts<'e> {
 
     fn add(&mut self, rows: u64, out: &[Tensor]) -> Result<()> {
         let (mut out, mut areas) = (out.iter(), self.areas.iter_mut());
+        let mut rankings = self.rankings.iter_mut();
         let mut value = || out.next().ok_or_else(|| Error::internal("a metric was not fetched"));
         self.sums[0] += rows as f64;
         self.sums[1] += 1.0;
@@ -186,6 +202,14 @@ impl<'e> Counts<'e> {
                     let area = areas.next().map_or(Ok(()), |area| area.add(&scores, &labels));
                     area.map_err(|error| error.at(format!("metric '{}'", metric.label)))?;
                 }
+                Kind::Ndcg { .. } => {
+                    let (scores, grades) = (floats(value()?)?, floats(value()?)?);
+                    let groups = value()?.as_slice::<i64>()?;
+                    let groups: Vec<u64> = groups.iter().map(|group| *group as u64).collect();
+                    let ranking = rankings.next();
+                    let added = ranking.map_or(Ok(()), |it| it.add(&groups, &scores, &grades));
+                    added.map_err(|error| error.at(format!("metric '{}'", metric.label)))?;
+                }
             }
         }
         Ok(())
@@ -193,7 +217,17 @@ impl<'e> Counts<'e> {
 
     fn all_reduce(&mut self, group: &mut dyn Group) -> Result<()> {
         group.all_reduce(Reduce::Sum, &mut self.sums)?;
-        self.areas.iter_mut().try_for_each(|area| area.all_reduce(group))
+        self.areas.iter_mut().try_for_each(|area| area.all_reduce(group))?;
+        let mut rankings = self.rankings.iter();
+        for (metric, sum) in self.evaluation.metrics.iter().zip(&mut self.sums[2..]) {
+            if let Kind::Ndcg { k, .. } = &metric.kind
+                && let Some(ranking) = rankings.next()
+            {
+                // The values of a group do not add up by batch: this is the mean itself.
+                *sum = ranking.all_reduced(*k, group)?.ndcg;
+            }
+        }
+        Ok(())
     }
 
     fn evaluated(self, evaluation: &Evaluation) -> Result<Evaluated> {
@@ -207,6 +241,7 @@ impl<'e> Counts<'e> {
             let value = match metric.kind {
                 Kind::Mean { .. } => sum / rows,
                 Kind::Auc { .. } => areas.next().map_or(f64::NAN, Auc::value),
+                Kind::Ndcg { .. } => *sum,
             };
             (metric.label.clone(), value)
         });
