@@ -193,7 +193,7 @@ fn sides_have_products() {
         let place = Place::new(kind, &format!("[columns]{columns}"), &rest);
         place.run("fleet job check job.toml");
         place.run("fleet job train job.toml --threads 2");
-        assert!(place.measure("auc") > 0.95, "{kind}: {}", place.measure("auc"));
+        assert!(place.measure("auc") > 0.9, "{kind}: {}", place.measure("auc"));
         let scores = place.predict("test.csv");
         let labels: Vec<bool> = rows(2, 1000)
             .lines()

@@ -152,7 +152,13 @@ impl Applied {
         let slices = self.target.as_ref().map_or(0, |target| target.slices.len());
         let slots = self.schema.slots();
         let count = slots.len() - if has_slices { 0 } else { slices };
-        BatchLayout::new(&self.schema, slots[..count].iter().map(input))
+        // The label of a retrieval only decides which rows are used, and users are only compared.
+        let is_unused = |slot: &&Slot| {
+            self.features.choices.is_some()
+                && [INPUT_LABEL, SLOT_USER].contains(&slot.name.as_str())
+        };
+        let used = slots[..count].iter().filter(|slot| !is_unused(slot));
+        BatchLayout::new(&self.schema, used.map(input))
     }
 
     /// Returns the hash of the group of a row, if rows are ranked in groups.
