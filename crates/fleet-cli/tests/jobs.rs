@@ -168,6 +168,44 @@ fn every_model_learns() {
     }
 }
 
+/// A label that depends on whether the row's item is in the user's history: pooling cannot see it.
+fn histories(seed: u64, count: usize) -> String {
+    let mut state = seed;
+    let mut below = |count: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % count
+    };
+    let mut text = "movie,watched,y\n".to_string();
+    for _ in 0..count {
+        let watched: Vec<u64> = (0..below(5)).map(|_| below(20)).collect();
+        let movie = match watched.first() {
+            Some(first) if below(2) == 0 => *first,
+            _ => below(20),
+        };
+        let y = u8::from(watched.contains(&movie));
+        let watched: Vec<String> = watched.iter().map(|it| format!("m{it}")).collect();
+        let _ = writeln!(text, "m{movie},{},{y}", watched.join("|"));
+    }
+    text
+}
+
+#[test]
+fn din_compares_an_item_with_a_history() {
+    let head = "[columns]\ny = { role = \"label\" }\nmovie = { kind = \"category\" }\n\
+        watched = { kind = \"categories\", history_of = \"movie\" }";
+    let rest = "[model]\nkind = \"din\"\ndim = 8\nhidden = [16]\n[train]\nbatch = 64\n\
+        epochs = 12\noptimizer = { rate = 0.01 }\n[tables]\ninit = 0.3\n";
+    let place = Place::new("din", head, rest);
+    fs::write(place.0.join("train.csv"), histories(1, 4000)).unwrap();
+    fs::write(place.0.join("test.csv"), histories(2, 500)).unwrap();
+    for line in ["fleet job train job.toml", "fleetrun --server_num 1 --worker_num 2 job:job.toml"]
+    {
+        place.run(line);
+        assert!(place.measure("auc") > 0.9, "{line}: {}", place.measure("auc"));
+        assert_eq!(place.predict("test.csv").len(), 500);
+    }
+}
+
 /// A model of two sides, and a label whose order is learned.
 #[test]
 fn sides_have_products() {
