@@ -364,14 +364,14 @@ fn items_are_retrieved_by_a_model_of_servers() {
 
 #[test]
 fn numbers_are_encoded_in_every_way() {
-    let head = "[columns]\nz = { role = \"label\" }\n\
+    let head = "[columns]\nz = { role = \"label\", at_least = 100 }\n\
         age = { kind = \"number\", embed = \"periodic\", frequencies = 8 }\n\
         height = { kind = \"number\", transform = \"log\" }\n\
         city = { kind = \"category\" }\ntags = { kind = \"categories\", pooling = \"sum\" }\n\
         user = { kind = \"category\" }\n[task]\nkind = \"regression\"\n";
     let place = Place::new("regression", head, SHORT);
     let said = place.run("fleet job train job.toml --threads 2");
-    assert!(place.measure("r2") > 0.8, "{said}");
+    assert!(place.measure("r2") > 0.8 && place.measure("auc") > 0.95, "{said}");
     let scores = place.predict("test.csv");
     let mean = scores.iter().sum::<f32>() / scores.len() as f32;
     assert!((90.0..110.0).contains(&mean), "{mean}");

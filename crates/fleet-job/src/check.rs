@@ -214,7 +214,7 @@ impl<'t> Rules<'t> {
         let allowed: &[&str] = match task {
             TaskKind::Binary => &["positive", "at_least", "levels"],
             TaskKind::MultiClass => &["classes"],
-            TaskKind::Regression => &[],
+            TaskKind::Regression => &["at_least"],
             TaskKind::Ranking | TaskKind::Retrieval => &["positive", "at_least"],
         };
         for field in ["positive", "at_least", "classes", "levels"] {
@@ -336,6 +336,11 @@ impl<'t> Rules<'t> {
         let goals: &[&str] = match job.task {
             TaskKind::Binary => &["auc", "loss"],
             TaskKind::MultiClass => &["loss", "accuracy"],
+            TaskKind::Regression
+                if job.label().is_some_and(|label| label.label.at_least.is_some()) =>
+            {
+                &["loss", "rmse", "auc"]
+            }
             TaskKind::Regression => &["loss", "rmse"],
             TaskKind::Ranking => &["loss", "ndcg"],
             TaskKind::Retrieval => &["loss"],
@@ -650,10 +655,24 @@ impl<'t> Rules<'t> {
             self.add(problem.help("remove the field"), view.place("momentum"));
         }
         let tables = self.root.table("tables");
-        if self.job.tables.weight_decay > 0.0 && tables.text("sparse") == Some("yes") {
-            let problem = Problem::error("tables.weight_decay", "conflicts with sparse = \"yes\"")
-                .help("regularization changes all rows in each step: set sparse = \"no\"");
-            self.add(problem, tables.place("weight_decay"));
+        let decays = [
+            ("weight_decay", self.job.tables.weight_decay),
+            ("linear_decay", self.job.tables.linear_decay.unwrap_or(0.0)),
+        ];
+        for (field, decay) in decays {
+            if decay > 0.0 && tables.text("sparse") == Some("yes") {
+                let path = format!("tables.{field}");
+                let problem = Problem::error(path, "conflicts with sparse = \"yes\"")
+                    .help("regularization changes all rows in each step: set sparse = \"no\"");
+                self.add(problem, tables.place(field));
+            }
+        }
+        if tables.node("linear_decay").is_some() && !crate::model::has_linear(self.job) {
+            let problem = Problem::error(
+                "tables.linear_decay",
+                "applies only to the models wide_deep, deepfm and mf",
+            );
+            self.add(problem.help("remove the field"), tables.place("linear_decay"));
         }
     }
 }

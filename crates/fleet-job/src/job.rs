@@ -375,6 +375,8 @@ pub struct TablesPart {
     pub rate: Option<f64>,
     /// L2 regularization of embeddings.
     pub weight_decay: f64,
+    /// L2 regularization of the weights of a linear part, if it is another.
+    pub linear_decay: Option<f64>,
     /// Limit of initial values.
     pub init: f64,
 }
@@ -681,6 +683,7 @@ fn tables(view: View<'_>) -> TablesPart {
         },
         rate: view.number("rate"),
         weight_decay: view.number("weight_decay").unwrap_or(0.0),
+        linear_decay: view.number("linear_decay"),
         init: view.number("init").unwrap_or(0.01),
     }
 }

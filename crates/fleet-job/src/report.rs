@@ -1,6 +1,6 @@
 //! The report on a finished model: measures over the test rows, as lines and as JSON.
 
-use crate::features::{Features, Meaning};
+use crate::features::{Features, Label, Meaning};
 use fleet_base::text;
 use fleet_metrics::{Ranking, RankingMeans};
 use serde_json::{Map, Value, json};
@@ -42,10 +42,9 @@ impl Report {
     pub fn of(part: &'static str, scored: &Scored, features: &Features) -> Report {
         let width = features.label.scores();
         let at = features.group.as_ref().map(|group| group.at);
-        let meaning = &features.label.meaning;
         let measured = |rows: &[usize]| match at {
             Some(at) => ranking_measures(scored, rows, at),
-            None => measures(scored, rows, width, meaning),
+            None => measures(scored, rows, width, &features.label),
         };
         let all: Vec<usize> = (0..scored.labels.len()).collect();
         let slices = features.slices.iter().zip(&scored.slices).map(|(slice, values)| {
@@ -149,12 +148,12 @@ fn ranking_measures(scored: &Scored, rows: &[usize], at: usize) -> Measures {
     Measures { rows: rows.len(), values }
 }
 
-fn measures(scored: &Scored, rows: &[usize], width: usize, meaning: &Meaning) -> Measures {
+fn measures(scored: &Scored, rows: &[usize], width: usize, label_of: &Label) -> Measures {
     let label = |row: &usize| f64::from(scored.labels[*row]);
     let score = |row: &usize| f64::from(scored.scores[*row * width]);
     let count = rows.len() as f64;
     let mean = |value: &dyn Fn(&usize) -> f64| rows.iter().map(value).sum::<f64>() / count;
-    let values = match meaning {
+    let values = match &label_of.meaning {
         Meaning::Classes(_) => {
             let of = |row: &usize| &scored.scores[row * width..][..width];
             let loss =
@@ -172,12 +171,18 @@ fn measures(scored: &Scored, rows: &[usize], width: usize, meaning: &Meaning) ->
             let variance = mean(&|row| (label(row) - average).powi(2));
             let r2 = if variance > 0.0 { 1.0 - squares / variance } else { f64::NAN };
             let bias = mean(&score) - average;
-            vec![
+            let mut values = vec![
                 ("r2", "R2", r2),
                 ("rmse", "RMSE", squares.sqrt()),
                 ("mae", "MAE", absolute),
                 ("bias", "bias", bias),
-            ]
+            ];
+            values.extend(label_of.at_least.map(|least| {
+                let reached = |row: &usize| f32::from(u8::from(scored.labels[*row] >= least));
+                let pairs = rows.iter().map(|row| (scored.scores[*row * width], reached(row)));
+                ("auc", "AUC", auc(pairs.collect()))
+            }));
+            values
         }
         _ => {
             let chance = |row: &usize| if label(row) > 0.5 { score(row) } else { 1.0 - score(row) };

@@ -197,8 +197,8 @@ impl TrainPlan {
     /// Returns the interval and the metrics of validations.
     fn validation(&self, outputs: &OutputNames) -> (Evaluation, Every) {
         let mut evaluation = Evaluation::new().mean("loss", &outputs.row_loss);
-        if self.job.task == TaskKind::Binary {
-            evaluation = evaluation.auc("auc", &outputs.scores, features::INPUT_LABEL);
+        if let Some([score, label]) = &outputs.area {
+            evaluation = evaluation.auc("auc", score, label);
         }
         if self.job.task == TaskKind::Ranking {
             let (label, group) = (features::INPUT_LABEL, features::INPUT_GROUP);
@@ -313,6 +313,7 @@ struct OutputNames {
     row_loss: String,
     scores: String,
     means: Vec<(&'static str, String)>,
+    area: Option<[String; 2]>,
     vectors: Option<[String; 2]>,
 }
 
@@ -323,6 +324,7 @@ impl OutputNames {
             row_loss: outputs.row_loss.name(),
             scores: outputs.scores.name(),
             means: outputs.means.iter().map(|(label, var)| (*label, var.name())).collect(),
+            area: outputs.area.map(|area| area.map(|var| var.name())),
             vectors: outputs.vectors.map(|vectors| vectors.map(|var| var.name())),
         }
     }

@@ -14,6 +14,9 @@ pub struct Label {
     /// The numbers of the label in ascending order, if the model learns their order, too.
     #[serde(default)]
     pub levels: Vec<f32>,
+    /// The number from which on a regression's label counts as 1 in an AUC.
+    #[serde(default)]
+    pub at_least: Option<f32>,
 }
 
 /// Meaning of the values of a label.
@@ -128,12 +131,19 @@ impl Label {
         };
         let mut levels: Vec<f32> = label.levels.iter().map(|level| *level as f32).collect();
         levels.sort_by(f32::total_cmp);
-        Label { column: column.name.clone(), meaning, levels }
+        let is_number = matches!(meaning, Meaning::Number { .. });
+        let at_least = label.at_least.filter(|_| is_number).map(|least| least as f32);
+        Label { column: column.name.clone(), meaning, levels, at_least }
     }
 
     /// Returns the label of a job without one.
     pub fn always() -> Label {
-        Label { column: String::new(), meaning: Meaning::Always, levels: Vec::new() }
+        Label {
+            column: String::new(),
+            meaning: Meaning::Always,
+            levels: Vec::new(),
+            at_least: None,
+        }
     }
 
     /// Returns the number of scores of a row.

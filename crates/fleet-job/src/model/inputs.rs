@@ -6,7 +6,7 @@ use crate::features::{
 };
 use crate::job::{Job, ModelKind, ModelPart, Side};
 use fleet::nn::layers::{Embedding, Fc, SparseEmbedding};
-use fleet::nn::{Init, Net, ParamAttr, Var};
+use fleet::nn::{Init, Net, ParamAttr, Regularizer, Var};
 use fleet::{DType, Shape};
 
 /// The features of a batch.
@@ -238,7 +238,7 @@ impl<'n> Inputs<'n> {
                     self.sides.push((side, rows.slice([1], [at], [at + 1])));
                 }
                 wide.extend(linear.map(|width| {
-                    lookup.rows(ids, width, &format!("weights_{dim}")).reduce_sum([1], false)
+                    lookup.rows(ids, width, &format!("{WEIGHTS}{dim}")).reduce_sum([1], false)
                 }));
             }
             for (index, ids) in features.several().enumerate().filter(|(_, ids)| ids.dim == dim) {
@@ -261,7 +261,7 @@ impl<'n> Inputs<'n> {
                 let rows = rows.reshape([-1, 1, dim]);
                 self.several.push(rows);
                 self.sides.extend(side.map(|side| (side, rows)));
-                wide.extend(linear.map(|width| combined(width, &format!("weights_{dim}"))));
+                wide.extend(linear.map(|width| combined(width, &format!("{WEIGHTS}{dim}"))));
             }
         }
         self.wide = match &wide[..] {
@@ -299,6 +299,9 @@ fn sides_of<'f>(job: &Job, features: impl Iterator<Item = &'f Ids>) -> Vec<(i64,
     (0..).zip(features).filter_map(side).collect()
 }
 
+/// Start of the names of the tables with one weight for each id and output.
+const WEIGHTS: &str = "weights_";
+
 /// Lookups in the tables of one width.
 struct Lookup<'j> {
     table: TableSize,
@@ -310,8 +313,11 @@ struct Lookup<'j> {
 impl Lookup<'_> {
     /// Returns `[batch, n, width]`. Row 0 is the padding.
     fn rows<'n>(&self, ids: Var<'n>, width: i64, name: &str) -> Var<'n> {
-        let limit = self.job.tables.init;
-        let weight = ParamAttr::from(name).init(Init::uniform(-limit, limit));
+        let tables = &self.job.tables;
+        let mut weight = ParamAttr::from(name).init(Init::uniform(-tables.init, tables.init));
+        if let Some(decay) = tables.linear_decay.filter(|_| name.starts_with(WEIGHTS)) {
+            weight = weight.regularizer(Regularizer::L2(decay));
+        }
         let rows = self.table.rows;
         if self.place == TablePlace::Servers {
             let table = SparseEmbedding::new(rows, width).padding_idx(0).weight(weight);

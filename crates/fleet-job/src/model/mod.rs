@@ -10,6 +10,7 @@ mod output;
 mod ranking;
 mod retrieval;
 
+pub use networks::has_linear;
 pub use output::Outputs;
 
 use crate::features::Features;
@@ -64,8 +65,9 @@ fn is_sparse(job: &Job, rows: i64, ids_per_row: usize) -> bool {
         Sparse::Yes => true,
         Sparse::No => false,
         Sparse::Auto => {
+            let decay = job.tables.weight_decay + job.tables.linear_decay.unwrap_or(0.0);
             let touched = job.train.batch as i64 * ids_per_row.max(1) as i64;
-            job.tables.weight_decay == 0.0 && rows > touched.saturating_mul(SPARSE_FACTOR)
+            decay == 0.0 && rows > touched.saturating_mul(SPARSE_FACTOR)
         }
     }
 }

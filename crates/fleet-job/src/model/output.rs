@@ -14,13 +14,15 @@ pub struct Outputs<'n> {
     pub scores: Var<'n>,
     /// Further values that a validation takes the mean of: label and variable.
     pub means: Vec<(&'static str, Var<'n>)>,
+    /// Numbers between 0 and 1, and labels 0 or 1, of which a validation takes the AUC.
+    pub area: Option<[Var<'n>; 2]>,
     /// The vectors of user and item, `[batch, dim]`, of a model with two towers.
     pub vectors: Option<[Var<'n>; 2]>,
 }
 
 /// Adds loss and scores to the raw outputs.
 pub fn outputs<'n>(net: &'n Net, raw: Var<'n>, features: &Features) -> Outputs<'n> {
-    let mut means = Vec::new();
+    let (mut means, mut area) = (Vec::new(), None);
     let (row_loss, scores) = match &features.label.meaning {
         Meaning::Classes(_) => {
             let label = net.data(INPUT_LABEL, [-1, 1], DType::I64);
@@ -33,20 +35,25 @@ pub fn outputs<'n>(net: &'n Net, raw: Var<'n>, features: &Features) -> Outputs<'
             let label = net.data(INPUT_LABEL, [-1, 1], DType::F32);
             let scores = raw.scale(deviation, mean);
             means.push(("mse", (scores - label).square()));
+            area = features.label.at_least.map(|least| {
+                [raw.sigmoid(), label.greater_equal(f64::from(least)).cast(DType::F32)]
+            });
             let scaled = label.scale(1.0 / deviation, -mean / deviation);
             ((raw - scaled).square(), scores)
         }
         _ => {
             let label = net.data(INPUT_LABEL, [-1, 1], DType::F32);
             let loss = raw.sigmoid_cross_entropy_with_logits(label);
-            (ordinal_loss(net, raw, &features.label, loss), raw.sigmoid())
+            let scores = raw.sigmoid();
+            area = Some([scores, label]);
+            (ordinal_loss(net, raw, &features.label, loss), scores)
         }
     };
     let weighted = match features.weight {
         Some(_) => row_loss * net.data(INPUT_WEIGHT, [-1, 1], DType::F32),
         None => row_loss,
     };
-    Outputs { loss: weighted.mean(), row_loss, scores, means, vectors: None }
+    Outputs { loss: weighted.mean(), row_loss, scores, means, area, vectors: None }
 }
 
 /// The mean loss of predicting whether the label is at or above each level, if it has levels: those

@@ -22,7 +22,14 @@ pub fn outputs<'n>(
         false => pairwise(raw, label, same, weight),
     };
     // A loss of pairs or lists has no value for a single row: the mean stands for each.
-    Outputs { loss, row_loss: loss, scores: raw.scale(1.0, 0.0), means: Vec::new(), vectors: None }
+    Outputs {
+        loss,
+        row_loss: loss,
+        scores: raw.scale(1.0, 0.0),
+        means: Vec::new(),
+        area: None,
+        vectors: None,
+    }
 }
 
 /// The mean over all pairs of a group whose grades differ: `log(1 + exp(-(better - worse)))`. The

@@ -33,7 +33,14 @@ pub fn outputs<'n>(
         None => row_loss,
     };
     let scores = products([user, item], job);
-    Outputs { loss: weighted.mean(), row_loss, scores, means: Vec::new(), vectors: None }
+    Outputs {
+        loss: weighted.mean(),
+        row_loss,
+        scores,
+        means: Vec::new(),
+        area: None,
+        vectors: None,
+    }
 }
 
 /// The score of each row, `[batch, 1]`: the product of its vectors.

@@ -167,7 +167,12 @@ static COLUMN: Table = Table {
             "1",
             "label of a binary task: the value that is 1",
         ),
-        field("at_least", ANY, "", "label of a binary task: numbers from this on are 1"),
+        field(
+            "at_least",
+            ANY,
+            "",
+            "label: numbers from this on are 1; of a regression, for the AUC only",
+        ),
         field(
             "levels",
             Kind::List(&ANY, 2),
@@ -401,6 +406,12 @@ static TABLES: Table = Table {
             "L2 regularization of embeddings (not of sparse ones)",
         ),
         field(
+            "linear_decay",
+            Kind::Number(0.0, 1.0),
+            "",
+            "L2 regularization of the weights of a linear part; `weight_decay` by default",
+        ),
+        field(
             "init",
             Kind::Number(0.0, 10.0),
             "0.01",
@@ -449,7 +460,7 @@ static EVALUATION: Table = Table {
 };
 
 const GOAL: Kind = Kind::Choice(&[
-    ("auc", "binary: area under the ROC curve"),
+    ("auc", "binary, and regression with at_least: area under the ROC curve"),
     ("loss", "the training loss, such as log-loss, cross entropy or squared error"),
     ("accuracy", "multi_class: share of right predictions"),
     ("rmse", "regression: root of the mean squared error"),

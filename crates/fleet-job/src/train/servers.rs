@@ -168,7 +168,7 @@ fn check_supported(plan: &TrainPlan) -> Result<(), Error> {
             "model.norm",
         ));
     }
-    if job.tables.weight_decay > 0.0 {
+    if job.tables.weight_decay + job.tables.linear_decay.unwrap_or(0.0) > 0.0 {
         return Err(unsupported("regularization of embeddings", "tables.weight_decay"));
     }
     Ok(())
