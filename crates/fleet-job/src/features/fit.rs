@@ -23,8 +23,7 @@ pub struct Fit {
     moments: (u64, f64, f64),
     weight: Option<String>,
     group: Option<(usize, Group)>,
-    /// Places and names of user and item, and the places of a ranking that count.
-    choice: Option<([usize; 2], [String; 2], usize)>,
+    choice: Option<ChoiceFit>,
     numbers: Vec<(usize, String, NumberFit)>,
     ids: Vec<IdsColumn>,
     slices: Vec<(usize, String, IdsFit)>,
@@ -53,6 +52,16 @@ impl IdsColumn {
             history_of => Ids { history_of, lookup: Lookup::Vocabulary(Vec::new()), ..ids },
         }
     }
+}
+
+/// User and item of a retrieval.
+struct ChoiceFit {
+    /// Their places in a block.
+    places: [usize; 2],
+    /// Their columns.
+    names: [String; 2],
+    /// Places of a ranking that count.
+    at: usize,
 }
 
 /// Something about the data that the user should know before a training.
@@ -159,11 +168,11 @@ impl Fit {
             Some(at) => self.label.value(&self.class_hashes, block.column(at), row)?,
             None => 1.0,
         };
-        if let Some((places, ..)) = &self.choice {
+        if let Some(choice) = &self.choice {
             if label == 0.0 {
                 return Err(BadLabel::NotChosen);
             }
-            if places.iter().any(|at| first_id(block, *at, row) == 0) {
+            if choice.places.iter().any(|at| first_id(block, *at, row) == 0) {
                 return Err(BadLabel::NoChoice);
             }
         }
@@ -329,7 +338,7 @@ impl Fit {
             *deviation = if found > 0.0 { found } else { 1.0 };
         }
         let dim = self.dim;
-        let choices = self.choice.map(|(_, [user, item], at)| {
+        let choices = self.choice.map(|ChoiceFit { names: [user, item], at, .. }| {
             let fit = self.ids.iter().find(|ids| ids.name == item).map(|ids| &ids.fit);
             let counts = fit.map_or_else(Vec::new, IdsFit::known_counts);
             Choices { user, item, counts, at }
@@ -362,7 +371,7 @@ impl Fit {
 }
 
 /// Returns user and item of a retrieval.
-fn choice_of(job: &Job, raw: &RawNames) -> Result<Option<([usize; 2], [String; 2], usize)>> {
+fn choice_of(job: &Job, raw: &RawNames) -> Result<Option<ChoiceFit>> {
     if job.task != TaskKind::Retrieval {
         return Ok(None);
     }
@@ -371,7 +380,7 @@ fn choice_of(job: &Job, raw: &RawNames) -> Result<Option<([usize; 2], [String; 2
     };
     let names = [user.name.clone(), item.name.clone()];
     let places = [raw.index(&names[0])?, raw.index(&names[1])?];
-    Ok(Some((places, names, job.ranking.at)))
+    Ok(Some(ChoiceFit { places, names, at: job.ranking.at }))
 }
 
 /// Rows below which a feature may separate the labels by chance.
