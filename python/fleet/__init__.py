@@ -30,6 +30,7 @@ from fleet._executor import (
 )
 from fleet._framework import seed
 from fleet._layers import define as _define
+from fleet._jobs import Job
 from fleet._trainer import Trained, Trainer
 from fleet._sizes import full, ones, shape, zeros
 from fleet.reader import batch

@@ -18,6 +18,7 @@ mod files;
 mod fs;
 mod interrupt;
 mod job;
+mod jobs;
 mod layers;
 mod notes;
 mod onnx;
@@ -50,6 +51,8 @@ mod _fleet {
     use crate::interrupt::is_waiting;
     #[pymodule_export]
     use crate::job::{FleetCell, amp_init, loss_scaling, whole_model};
+    #[pymodule_export]
+    use crate::jobs::{job_check, job_folder, job_predict, job_train};
     #[pymodule_export]
     use crate::layers::{call, layer_docs, signatures};
     #[pymodule_export]

@@ -19,6 +19,7 @@ mod ps_rpc;
 mod ps_table;
 mod ps_train;
 mod py;
+mod rec;
 mod resnet50;
 mod wide_deep;
 
@@ -79,6 +80,8 @@ fn main() -> ExitCode {
             "mp/sharding_stage2" => mp::sharding(&options, 2),
             "mp/sharding_stage3" => mp::sharding(&options, 3),
             "mp/fsdp_vs_torch" => mp::step(&options, Division::State(3)),
+            "rec/adult_vs_widedeep" => rec::run(&options, &rec::ADULT),
+            "rec/movielens_vs_widedeep" => rec::run(&options, &rec::MOVIELENS),
             "mp/plsc" => plsc::step(&options),
             other => return Err(format!("unknown benchmark '{other}'")),
         }

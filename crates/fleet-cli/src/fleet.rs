@@ -39,6 +39,8 @@ enum Command {
     /// Train on your own data, as a job file describes: check the file, train, list its fields
     #[command(subcommand)]
     Job(fleet_job::commands::JobCommand),
+    /// Train variants of a job, and keep the best one: successive halving over the fields of [tune]
+    Tune(fleet_job::tune::TuneArgs),
     /// Score the rows of files with a model that a job trained
     Predict(fleet_job::predict::PredictArgs),
     /// Find the best items for users, with a model of two towers that a job trained
@@ -87,6 +89,7 @@ fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitRea
         Command::New(args) => new::run(&args, out),
         Command::Demo(args) => fleet_demo::run(&args, &alone()?, out),
         Command::Job(command) => fleet_job::commands::run(&command, &alone()?, out),
+        Command::Tune(args) => fleet_job::tune::run(&args, &alone()?, out),
         Command::Predict(args) => fleet_job::predict::run(&args, out),
         Command::Recommend(args) => fleet_job::recommend::run(&args, out),
         Command::Data(command) => data::run(&command, env, out),

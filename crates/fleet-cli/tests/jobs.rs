@@ -6,6 +6,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+#[path = "jobs/report.rs"]
+mod report;
+#[path = "jobs/resume.rs"]
+mod resume;
+#[path = "jobs/tune.rs"]
+mod tune;
+
 /// A folder with a job file and generated rows.
 struct Place(PathBuf);
 

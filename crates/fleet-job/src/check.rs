@@ -24,6 +24,17 @@ pub fn problems_of(file: &Path, text: &str) -> Vec<Problem> {
 
 /// Returns the job of a file, and all problems of the file.
 pub fn check(file: &Text) -> (Job, Vec<Problem>) {
+    let (job, mut problems) = check_rules(file);
+    if View::root(&file.root).node("tune").is_some() {
+        let found = crate::tune::space::problems(file, |trial| check_rules(trial).1);
+        problems
+            .extend(found.into_iter().map(|it| Problem { file: Some(file.file.clone()), ..it }));
+        problems.sort_by_key(|problem| problem.place);
+    }
+    (job, problems)
+}
+
+fn check_rules(file: &Text) -> (Job, Vec<Problem>) {
     let root = View::root(&file.root);
     let job = Job::of(root);
     let mut rules = Rules { root, job: &job, problems: Vec::new() };

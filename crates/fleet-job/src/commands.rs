@@ -5,12 +5,14 @@ use crate::data::JobData;
 use crate::file;
 use crate::init::{self, InitArgs};
 use crate::problems::of_findings;
+use crate::report::{self, ReportArgs};
 use crate::schema;
 use crate::train::{self, TrainArgs};
 use clap::{Args, Subcommand};
 use fleet::{Error, Fleet};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Result, text};
+use fleet_config::Problem;
 use std::path::{Path, PathBuf};
 
 /// A command about job files.
@@ -23,6 +25,8 @@ pub enum JobCommand {
     Check(CheckArgs),
     /// Train a job in this process; fleetrun job:FILE trains it in several
     Train(TrainArgs),
+    /// Show the report of a model, or measure it on other files
+    Report(ReportArgs),
     /// Print the JSON schema of job files, for editors
     Schema,
     /// Print all fields of job files as Markdown tables
@@ -46,25 +50,30 @@ pub fn run(command: &JobCommand, fleet: &Fleet, out: &mut Output) -> Result<(), 
         JobCommand::Init(args) => init::run(args, out),
         JobCommand::Check(args) => check_job(args, out),
         JobCommand::Train(args) => train::run(args, fleet, out),
+        JobCommand::Report(args) => report::run(args, out),
         JobCommand::Schema => out.line(format!("{:#}", schema::json_schema())),
         JobCommand::Fields => out.text(schema::markdown()),
     }
 }
 
-fn check_job(args: &CheckArgs, out: &mut Output) -> Result<(), ExitReason> {
-    let (text, _) = file::read(&args.file)?;
+/// Checks a file, and up to `rows_max` rows of its data. Returns the problems, and what was read.
+pub(crate) fn check_file(file: &Path, rows_max: u64) -> Result<(Vec<Problem>, String)> {
+    let (text, _) = file::read(file)?;
     let (job, mut problems) = check(&text);
-    let mut seen = String::new();
-    if problems.iter().all(|problem| !problem.is_error()) {
-        let base = args.file.parent().unwrap_or(Path::new(""));
-        let data = JobData::open(&job, base)?;
-        let fitted = data.fit(args.rows)?;
-        problems.extend(of_findings(&fitted.findings, &text));
-        let rows = fitted.counts.train + fitted.counts.validation + fitted.counts.test;
-        let only = if rows == args.rows { "the first " } else { "" };
-        let files = text::counted(data.files().len(), "file");
-        seen = format!(", {only}{} rows of {files}", text::count(rows as f64));
+    if problems.iter().any(|problem| problem.is_error()) {
+        return Ok((problems, String::new()));
     }
+    let data = JobData::open(&job, file.parent().unwrap_or(Path::new("")))?;
+    let fitted = data.fit(rows_max)?;
+    problems.extend(of_findings(&fitted.findings, &text));
+    let rows = fitted.counts.train + fitted.counts.validation + fitted.counts.test;
+    let only = if rows == rows_max { "the first " } else { "" };
+    let files = text::counted(data.files().len(), "file");
+    Ok((problems, format!(", {only}{} rows of {files}", text::count(rows as f64))))
+}
+
+fn check_job(args: &CheckArgs, out: &mut Output) -> Result<(), ExitReason> {
+    let (problems, seen) = check_file(&args.file, args.rows)?;
     problems.iter().try_for_each(|problem| out.line(problem))?;
     let errors = problems.iter().filter(|problem| problem.is_error()).count();
     if errors > 0 {

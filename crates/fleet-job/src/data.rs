@@ -1,6 +1,8 @@
 //! The data of a job: its files, the fitted features, and the rows of each part as datasets.
 
-use crate::features::{Applied, BadLabel, Features, Finding, Fit, INPUT_ITEM, SLOT_USER, first_id};
+use crate::features::{
+    Applied, BadLabel, Features, Finding, Fit, INPUT_ITEM, SLOT_USER, Scratch, first_id,
+};
 use crate::job::{Job, Split, TaskKind};
 use crate::raw::{Raw, expand, format_of};
 use crate::rows::{BadLabels, JobRows, Share, Window, for_each_row};
@@ -217,6 +219,33 @@ impl JobData {
         Ok(Arc::new(Applied::new(features, &self.raw.names, true)?))
     }
 
+    /// Returns the place of a column in a raw block.
+    pub fn column(&self, name: &str) -> Result<usize> {
+        self.raw.names.index(name)
+    }
+
+    /// Reads the raw columns of each `every`th row of a part that has a usable label.
+    pub fn sample(&self, applied: &Arc<Applied>, part: Part, every: usize) -> Result<Block> {
+        let own = self.own_files(part)?;
+        let files = own.as_ref().unwrap_or(&self.train);
+        let (mut found, mut rows) = (self.raw.block(), 0);
+        let (mut scratch, mut slots) = (Scratch::default(), Block::new(applied.schema()));
+        for_each_row(&self.raw, files, |file, number, block, row| {
+            if own.is_none() && self.plan.part(file, number, block, row) != part {
+                return Ok(true);
+            }
+            slots.clear();
+            if applied.apply(block, row, &mut scratch, &mut slots)?.is_ok() {
+                if rows % every.max(1) == 0 {
+                    found.append(block, row..row + 1)?;
+                }
+                rows += 1;
+            }
+            Ok(true)
+        })?;
+        Ok(found)
+    }
+
     /// Loads a part's rows into memory, with the values of slices or without.
     pub fn load(
         &self,
@@ -365,6 +394,11 @@ pub struct Streamed {
 }
 
 impl Streamed {
+    /// Sets the number of rows of a batch.
+    pub fn set_batch(&mut self, batch: usize) -> Result<()> {
+        self.dataset.update_settings(|settings| settings.batch_size = batch)
+    }
+
     /// Sets the epoch, by which rows are shuffled.
     pub fn set_epoch(&self, epoch: u64) {
         self.epoch.store(epoch, Ordering::Relaxed);

@@ -11,7 +11,7 @@
 //! * `raw.rs`, `split.rs` and `rows.rs` read the data; `features/` is fitted to it, and saved with
 //!   the model. Validation, reports and predictions apply the same features.
 //! * `model/` writes the program, `train/` trains it by [`fleet::Trainer`], `saved.rs` is the
-//!   result, and `report.rs` measures it.
+//!   result, and `report/` measures it. `tune/` trains many variants of a job.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
@@ -20,10 +20,12 @@
 mod check;
 pub mod commands;
 mod data;
+pub mod embed;
 mod features;
 mod file;
 mod init;
 mod job;
+mod lines;
 mod model;
 mod optimizer;
 pub mod predict;
@@ -38,6 +40,8 @@ pub mod schema;
 mod scoring;
 mod split;
 pub mod train;
+pub mod tune;
 mod vectors;
 
 pub use check::problems_of;
+pub use lines::Lines;

@@ -11,6 +11,7 @@ use fleet::data::{DatasetOptions, QueueDataset};
 use fleet_base::file::AtomicFile;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
+use fleet_data::DataFormat;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -51,7 +52,7 @@ pub fn run(args: &PredictArgs, out: &mut Output) -> Result<(), ExitReason> {
     }
     let options = ExecOptions::threads(usize::from(args.threads));
     let mut model = SavedModel::open(&args.model, options)?;
-    let dataset = open(&model, &args.data)?;
+    let dataset = open(&model, &args.data, None)?;
     let mut file = AtomicFile::create(&args.out)?;
     let fail = |file: &AtomicFile, error: &std::io::Error| file.error("write", error);
     let width = model.scores();
@@ -82,10 +83,17 @@ pub fn run(args: &PredictArgs, out: &mut Output) -> Result<(), ExitReason> {
 
 /// Opens files without labels. A row that cannot be read is an error: skipping it would shift the
 /// scores of all rows after it.
-fn open(model: &SavedModel, patterns: &[String]) -> Result<QueueDataset> {
+pub(crate) fn open(
+    model: &SavedModel,
+    patterns: &[String],
+    format: Option<DataFormat>,
+) -> Result<QueueDataset> {
     let files = expand(patterns, Path::new(""))?;
     let first = files.first().ok_or_else(|| Error::invalid("no files to score"))?;
-    let format = format_of(&model.job.data, &model.job.columns, first)?;
+    let format = match format {
+        Some(format) => format,
+        None => format_of(&model.job.data, &model.job.columns, first)?,
+    };
     let raw = model.raw(format)?;
     let applied = model.apply(&raw)?;
     let rows = JobRows {

@@ -4,7 +4,7 @@
 use crate::data::JobData;
 use crate::features::{Applied, Choices, Features, INPUT_ITEM, SLOT_USER};
 use crate::job::Side;
-use crate::report::{Measures, Report};
+use crate::report::{Measured, Measures};
 use crate::saved::SavedModel;
 use crate::split::Part;
 use crate::vectors::{Texts, Vectors, vectors_of};
@@ -26,7 +26,7 @@ pub fn finish(
     applied: &Arc<Applied>,
     folder: &Path,
     part: Option<Part>,
-) -> Result<Option<Report>> {
+) -> Result<Option<Measured>> {
     let choices = choices_of(&model.features)?.clone();
     let users = data.distinct(applied, Part::Train, SLOT_USER)?;
     let items = data.distinct(applied, Part::Train, INPUT_ITEM)?;
@@ -37,7 +37,8 @@ pub fn finish(
     let places: HashMap<i64, usize> =
         ids(&items, applied, INPUT_ITEM)?.into_iter().zip(0..).collect();
     let measured = measure(model, data, applied, part, &catalogue, &places, choices.at)?;
-    Ok(Some(Report { part: crate::data::name_of(part), all: measured, slices: Vec::new() }))
+    let part = crate::data::name_of(part).to_string();
+    Ok(Some(Measured { part, all: measured.by_key(), tables: Vec::new(), charts: Vec::new() }))
 }
 
 fn choices_of(features: &Features) -> Result<&Choices> {
@@ -107,12 +108,12 @@ fn measure(
     }
     let means = retrieval.means();
     let values = vec![
-        ("users", "users", means.rankings),
-        ("items", "items", catalogue.len() as f64),
-        ("at", "places", at as f64),
-        ("recall", "recall", means.recall),
-        ("ndcg", "NDCG", means.ndcg),
-        ("mrr", "MRR", means.mrr),
+        ("users", means.rankings),
+        ("items", catalogue.len() as f64),
+        ("at", at as f64),
+        ("recall", means.recall),
+        ("ndcg", means.ndcg),
+        ("mrr", means.mrr),
     ];
     Ok(Measures { rows: means.rankings as usize, values })
 }

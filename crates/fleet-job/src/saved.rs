@@ -5,6 +5,7 @@
 //! model/features.json   the fitted features
 //! model/program/        the program and its parameters, or a save of servers
 //! model/report.json     the measures of the finished model
+//! model/report.html     the same as a page with charts
 //! model/scalars.csv     the measures during the training
 //! ```
 
@@ -30,6 +31,8 @@ pub const FEATURES_FILE: &str = "features.json";
 pub const PROGRAM_FOLDER: &str = "program";
 /// File of the report.
 pub const REPORT_FILE: &str = "report.json";
+/// File of the report as a page.
+pub const HTML_FILE: &str = "report.html";
 /// Folder of checkpoints during the training.
 pub const CHECKPOINTS_FOLDER: &str = "checkpoints";
 

@@ -1,10 +1,29 @@
 //! Scores the rows of a dataset with a saved model: the same code for reports and predictions.
 
 use crate::features::{INPUT_GROUP, INPUT_LABEL, slot_of_slice};
-use crate::report::Scored;
 use crate::saved::SavedModel;
 use fleet::data::{Batch, BatchSource, Dataset, Prefetch};
 use fleet_base::Result;
+
+/// Scores, labels and slices of the rows of a part.
+#[derive(Clone, Default)]
+pub struct Scored {
+    /// Scores, row after row.
+    pub scores: Vec<f32>,
+    /// Labels: 0 or 1, the number of a class, or a number.
+    pub labels: Vec<f32>,
+    /// The group of each row, if rows are ranked in groups.
+    pub groups: Vec<u64>,
+    /// For each slice: the number of each row's value, or -1.
+    pub slices: Vec<Vec<i64>>,
+}
+
+impl Scored {
+    /// Returns whether all scores are numbers. Those of a training that diverged are not.
+    pub fn is_finite(&self) -> bool {
+        self.scores.iter().all(|score| score.is_finite())
+    }
+}
 
 /// Batches that are read ahead.
 const AHEAD: usize = 2;
@@ -30,20 +49,36 @@ pub fn score_labelled(model: &mut SavedModel, dataset: &dyn Dataset) -> Result<S
     let is_class = model.scores() > 1;
     let has_groups = model.features.group.is_some();
     for_each_batch(model, dataset, |scores, batch| {
-        scored.scores.extend_from_slice(scores);
-        let labels = batch.tensor(INPUT_LABEL)?;
-        match is_class {
-            true => scored.labels.extend(labels.as_slice::<i64>()?.iter().map(|it| *it as f32)),
-            false => scored.labels.extend_from_slice(labels.as_slice::<f32>()?),
-        }
-        if has_groups {
-            let groups = batch.tensor(INPUT_GROUP)?.as_slice::<i64>()?;
-            scored.groups.extend(groups.iter().map(|group| *group as u64));
-        }
+        add(&mut scored, scores, batch, (is_class, has_groups))?;
         for (index, slice) in scored.slices.iter_mut().enumerate() {
             slice.extend_from_slice(batch.tensor(&slot_of_slice(index))?.as_slice::<i64>()?);
         }
         Ok(())
     })?;
     Ok(scored)
+}
+
+/// Scores a batch of rows that have labels.
+pub fn score_batch(model: &mut SavedModel, batch: &Batch, scored: &mut Scored) -> Result<()> {
+    let kind = (model.scores() > 1, model.features.group.is_some());
+    add(scored, model.score(batch)?, batch, kind)
+}
+
+fn add(
+    scored: &mut Scored,
+    scores: &[f32],
+    batch: &Batch,
+    (is_class, has_groups): (bool, bool),
+) -> Result<()> {
+    scored.scores.extend_from_slice(scores);
+    let labels = batch.tensor(INPUT_LABEL)?;
+    match is_class {
+        true => scored.labels.extend(labels.as_slice::<i64>()?.iter().map(|it| *it as f32)),
+        false => scored.labels.extend_from_slice(labels.as_slice::<f32>()?),
+    }
+    if has_groups {
+        let groups = batch.tensor(INPUT_GROUP)?.as_slice::<i64>()?;
+        scored.groups.extend(groups.iter().map(|group| *group as u64));
+    }
+    Ok(())
 }

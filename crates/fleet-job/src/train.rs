@@ -1,7 +1,7 @@
 //! Trains a job: as one process, as a rank of a collective job, or as a worker of parameter
 //! servers. The loop is that of [`fleet::Trainer`].
 
-mod collective;
+pub(crate) mod collective;
 mod servers;
 
 use crate::check::check;
@@ -9,15 +9,13 @@ use crate::data::{Counts, JobData, Streamed};
 use crate::features::{self, Applied, Features};
 use crate::file::{self, Text};
 use crate::job::{Job, TaskKind};
+use crate::lines::Lines;
 use crate::model::Outputs;
 use crate::problems::{fail_on_errors, of_findings};
-use crate::report::Report;
+use crate::report::{self, Measured, Report};
 use crate::retrieval;
 use crate::rows::Share;
-use crate::saved::{
-    CHECKPOINTS_FOLDER, FEATURES_FILE, REPORT_FILE, SCORE_ROWS, SavedModel, save_job,
-};
-use crate::scoring::score_labelled;
+use crate::saved::{CHECKPOINTS_FOLDER, FEATURES_FILE, HTML_FILE, SavedModel, save_job};
 use crate::split::Part;
 use clap::Args;
 use fleet::data::InMemoryDataset;
@@ -25,9 +23,9 @@ use fleet::strategy::StrategySource;
 use fleet::topology::Mode;
 use fleet::trainer::{Evaluation, Every, Goal, Pass, Position, Source, Trained};
 use fleet::{CheckpointPolicy, DistributedStrategy, ExecOptions, Fleet, Trainer};
-use fleet_base::file::write_file;
 use fleet_base::output::{ExitReason, Output, error_line};
 use fleet_base::{Error, Result, text};
+use fleet_config::Problem;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,6 +54,11 @@ pub struct TrainArgs {
 
 /// Trains, as this worker's part of the job, and reports on the finished model.
 pub fn run(args: &TrainArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitReason> {
+    train(args, fleet, &mut Lines::Output(out))
+}
+
+/// Like [`run`], with lines that may go elsewhere.
+pub fn train(args: &TrainArgs, fleet: &Fleet, out: &mut Lines<'_>) -> Result<(), ExitReason> {
     let begin = Instant::now();
     let plan = TrainPlan::new(args, fleet)?;
     if fleet.topology().mode() == Mode::ParameterServer {
@@ -65,19 +68,22 @@ pub fn run(args: &TrainArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Exit
 }
 
 /// A job that is ready to be trained.
-struct TrainPlan {
-    text: Text,
+pub(crate) struct TrainPlan {
+    pub text: Text,
     /// The content of the job file.
-    source: String,
-    job: Job,
-    folder: PathBuf,
-    strategy: DistributedStrategy,
-    strategy_source: Option<StrategySource>,
-    data: JobData,
-    features: Arc<Features>,
-    applied: Arc<Applied>,
-    counts: Counts,
-    options: ExecOptions,
+    pub source: String,
+    pub job: Job,
+    /// The model folder.
+    pub folder: PathBuf,
+    /// The folder of checkpoints.
+    pub checkpoints: PathBuf,
+    pub strategy: DistributedStrategy,
+    pub strategy_source: Option<StrategySource>,
+    pub data: Arc<JobData>,
+    pub features: Arc<Features>,
+    pub applied: Arc<Applied>,
+    pub counts: Counts,
+    pub options: ExecOptions,
 }
 
 impl TrainPlan {
@@ -86,7 +92,7 @@ impl TrainPlan {
         let (text, source) = file::read(&args.file)?;
         let (job, problems) = check(&text);
         let is_first = !fleet.is_server() && fleet.is_first_worker();
-        let show = |problems: &[fleet_config::Problem]| {
+        let show = |problems: &[Problem]| {
             let warnings = problems.iter().filter(|it| is_first && !it.is_error());
             warnings.for_each(error_line);
         };
@@ -104,29 +110,20 @@ impl TrainPlan {
             show(&warnings);
             strategy_source = Some(source);
         }
-        let data = JobData::open(&job, &base)?;
-        let fitted = data.fit(u64::MAX)?;
-        let findings = of_findings(&fitted.findings, &text);
-        show(&findings);
-        fail_on_errors(&findings)?;
-        let features = match &job.train.warm_start {
-            Some(model) => warm_features(&base.join(model), fitted.features)?,
-            None => fitted.features,
-        };
-        let features = Arc::new(features);
-        let applied = data.apply(&features)?;
+        let Prepared { data, features, applied, counts } = prepare(&job, &base, &text, &show)?;
         let options = ExecOptions::threads(usize::from(args.threads));
         let plan = TrainPlan {
             text,
             source,
             job,
+            checkpoints: folder.join(CHECKPOINTS_FOLDER),
             folder,
             strategy,
             strategy_source,
             data,
             features,
             applied,
-            counts: fitted.counts,
+            counts,
             options,
         };
         if args.fresh && is_first {
@@ -135,21 +132,31 @@ impl TrainPlan {
         Ok(plan)
     }
 
-    /// Returns the folder of checkpoints.
-    fn checkpoints(&self) -> PathBuf {
-        self.folder.join(CHECKPOINTS_FOLDER)
+    /// Returns the data and the features.
+    pub fn prepared(&self) -> Prepared {
+        Prepared {
+            data: Arc::clone(&self.data),
+            features: Arc::clone(&self.features),
+            applied: Arc::clone(&self.applied),
+            counts: self.counts,
+        }
     }
 
     fn remove_checkpoints(&self) -> Result<()> {
-        let folder = self.checkpoints();
+        let folder = &self.checkpoints;
         if !folder.exists() {
             return Ok(());
         }
-        std::fs::remove_dir_all(&folder).map_err(|error| Error::io("remove", &folder, &error))
+        std::fs::remove_dir_all(folder).map_err(|error| Error::io("remove", folder, &error))
     }
 
     /// Describes the job in two lines.
-    fn describe(&self, fleet: &Fleet, parameters: f64, out: &mut Output) -> Result<(), ExitReason> {
+    fn describe(
+        &self,
+        fleet: &Fleet,
+        parameters: f64,
+        out: &mut Lines<'_>,
+    ) -> Result<(), ExitReason> {
         let file = self.text.file.display();
         out.line(format!("{file}: {}", self.counts))?;
         let features = self.features.numbers.len() + self.features.ids.len();
@@ -167,7 +174,7 @@ impl TrainPlan {
     }
 
     /// Returns the rows of a part for training or validation.
-    fn rows(&self, part: Part, share: Share, batch: usize) -> Result<PartRows> {
+    pub fn rows(&self, part: Part, share: Share, batch: usize) -> Result<PartRows> {
         let rows = match part {
             Part::Train => self.counts.train,
             Part::Validation => self.counts.validation,
@@ -182,7 +189,7 @@ impl TrainPlan {
     }
 
     /// Returns the steps of an epoch with this many rows of each worker.
-    fn steps_per_epoch(&self, workers: u64, batch: usize) -> u64 {
+    pub fn steps_per_epoch(&self, workers: u64, batch: usize) -> u64 {
         (self.counts.train / workers).div_ceil(batch as u64).max(1)
     }
 
@@ -213,7 +220,7 @@ impl TrainPlan {
     }
 
     /// Returns the goal of validations. The root of a mean is lowest where the mean is.
-    fn goal(&self) -> Goal {
+    pub fn goal(&self) -> Goal {
         match self.job.goal() {
             "rmse" => Goal::lowest("mse"),
             "auc" => Goal::highest("auc"),
@@ -235,14 +242,13 @@ impl TrainPlan {
     }
 
     /// Scores the test rows with the saved model, and writes and shows the report. Without test
-    /// rows, those of the validation are scored.
-    fn report(
+    /// rows, those of the validation are scored. `seconds` is the whole duration, with reading.
+    pub fn report(
         &self,
         trained: &Trained,
-        begin: Instant,
-        out: &mut Output,
+        seconds: f64,
+        out: &mut Lines<'_>,
     ) -> Result<(), ExitReason> {
-        let seconds = begin.elapsed().as_secs_f64();
         let amount = text::count(trained.rows as f64);
         out.line(format!(
             "{:<12}{amount} rows in {seconds:.1} s, {} steps",
@@ -253,34 +259,71 @@ impl TrainPlan {
             (None, Some(_)) => Some(Part::Validation),
             (None, None) => None,
         };
-        let mut json = serde_json::json!({
-            "steps": trained.step,
-            "rows": trained.rows,
-            "seconds": trained.seconds,
-        });
-        if let Some(best) = &trained.best {
-            json["best_step"] = serde_json::json!(best.step);
-        }
-        if self.job.task == TaskKind::Retrieval {
-            let mut model = SavedModel::open(&self.folder, self.options.clone())?;
-            let (data, applied) = (&self.data, &self.applied);
-            let report = retrieval::finish(&mut model, data, applied, &self.folder, part)?;
-            if let Some(report) = report {
-                report.lines().into_iter().try_for_each(|line| out.line(line))?;
-                json["report"] = report.json();
-            }
-        } else if let Some(part) = part {
-            let mut model = SavedModel::open(&self.folder, self.options.clone())?;
-            let dataset = self.data.load(&self.applied, part, Share::ALL, SCORE_ROWS, true)?;
-            let scored = score_labelled(&mut model, &dataset)?;
-            let report = Report::of(crate::data::name_of(part), &scored, &self.features);
-            report.lines().into_iter().try_for_each(|line| out.line(line))?;
-            json["report"] = report.json();
-        }
-        let path = self.folder.join(REPORT_FILE);
-        write_file(&path, format!("{json:#}\n").as_bytes())?;
-        out.line(format!("{:<12}{}", "saved", self.folder.display()))
+        let report = Report {
+            version: report::VERSION,
+            model: kind_name(&self.job).to_string(),
+            task: task_name(self.job.task).to_string(),
+            label: self.features.label.column.clone(),
+            steps: trained.step,
+            rows: trained.rows,
+            seconds: trained.seconds,
+            best_step: trained.best.as_ref().map(|best| best.step),
+            report: self.measured(part)?,
+        };
+        report.save(&self.folder)?;
+        report.lines().into_iter().try_for_each(|line| out.line(line))?;
+        out.line(format!("{:<12}{}", "saved", self.folder.display()))?;
+        out.line(format!("{:<12}{}", "report", self.folder.join(HTML_FILE).display()))
     }
+
+    /// Measures a part with the saved model. A retrieval also saves the vectors of users and items.
+    fn measured(&self, part: Option<Part>) -> Result<Option<Measured>> {
+        let (data, applied) = (&self.data, &self.applied);
+        let open = || SavedModel::open(&self.folder, self.options.clone());
+        let measured = if self.job.task == TaskKind::Retrieval {
+            retrieval::finish(&mut open()?, data, applied, &self.folder, part)?
+        } else if let Some(part) = part {
+            let name = crate::data::name_of(part);
+            Some(report::measure(&mut open()?, data, applied, part, name)?)
+        } else {
+            None
+        };
+        Ok(measured.map(|mut measured| {
+            measured.charts.extend(report::training_charts(&self.folder));
+            measured
+        }))
+    }
+}
+
+/// The data of a job, with the features that are fitted to it.
+#[derive(Clone)]
+pub(crate) struct Prepared {
+    pub data: Arc<JobData>,
+    pub features: Arc<Features>,
+    pub applied: Arc<Applied>,
+    pub counts: Counts,
+}
+
+/// Reads the training files and fits the features, or takes those of an earlier model. `show` gets
+/// what the data shows about the job.
+pub(crate) fn prepare(
+    job: &Job,
+    base: &Path,
+    text: &Text,
+    show: &dyn Fn(&[Problem]),
+) -> Result<Prepared> {
+    let data = JobData::open(job, base)?;
+    let fitted = data.fit(u64::MAX)?;
+    let findings = of_findings(&fitted.findings, text);
+    show(&findings);
+    fail_on_errors(&findings)?;
+    let features = match &job.train.warm_start {
+        Some(model) => warm_features(&base.join(model), fitted.features)?,
+        None => fitted.features,
+    };
+    let features = Arc::new(features);
+    let applied = data.apply(&features)?;
+    Ok(Prepared { data: Arc::new(data), features, applied, counts: fitted.counts })
 }
 
 /// Checkpoints that are kept: the newest, and one before it that is used if it is damaged.
@@ -308,7 +351,7 @@ fn warm_features(model: &Path, own: Features) -> Result<Features> {
 }
 
 /// Names of the outputs of a network.
-struct OutputNames {
+pub(crate) struct OutputNames {
     loss: String,
     row_loss: String,
     scores: String,
@@ -337,12 +380,20 @@ impl OutputNames {
 }
 
 /// Rows of a part for the trainer, in memory or streamed.
-enum PartRows {
+pub(crate) enum PartRows {
     Memory(Box<InMemoryDataset>),
     Streamed(Streamed),
 }
 
 impl PartRows {
+    /// Sets the number of rows of a batch.
+    pub fn set_batch(&mut self, batch: usize) -> Result<()> {
+        match self {
+            PartRows::Memory(rows) => rows.update_settings(|settings| settings.batch_size = batch),
+            PartRows::Streamed(rows) => rows.set_batch(batch),
+        }
+    }
+
     /// Returns the rows as a source of a trainer: those of a training in another order each epoch.
     fn source(&mut self, part: Part) -> PartSource<'_> {
         match self {
@@ -355,7 +406,7 @@ impl PartRows {
     }
 }
 
-enum PartSource<'r> {
+pub(crate) enum PartSource<'r> {
     Shuffled(&'r mut InMemoryDataset),
     Memory(&'r InMemoryDataset),
     Streamed(&'r Streamed),
@@ -399,6 +450,16 @@ fn share_of_batch(batch: usize, copies: usize) -> Result<usize> {
         .expected(format!("a multiple of {copies}"))
         .got(batch)
         .at("train.batch"))
+}
+
+fn task_name(task: TaskKind) -> &'static str {
+    match task {
+        TaskKind::Binary => "binary",
+        TaskKind::MultiClass => "multi_class",
+        TaskKind::Regression => "regression",
+        TaskKind::Ranking => "ranking",
+        TaskKind::Retrieval => "retrieval",
+    }
 }
 
 fn kind_name(job: &Job) -> &'static str {

@@ -8,6 +8,8 @@
 //!   themselves. They merge with each other, and reduce over a group in one call
 //!   ([`Accumulator::all_reduce`]).
 //!
+//! [`RankedScores`] has all scores of one process, for exact curves of a report.
+//!
 //! A group is anything that reduces a slice of `f64` over workers, such as a closure. This crate
 //! depends on neither programs nor networks.
 //!
@@ -30,6 +32,7 @@ mod auc;
 mod classification;
 mod group;
 mod group_auc;
+mod ranked;
 mod ranking;
 mod regression;
 mod worker;
@@ -38,6 +41,7 @@ pub use auc::Auc;
 pub use classification::{Classification, Confusion, TopK};
 pub use group::{Accumulator, Alone, Group, Reduce};
 pub use group_auc::GroupAuc;
+pub use ranked::{RankedScores, ScoreGroup};
 pub use ranking::{Ranking, RankingMeans, Retrieval};
 pub use regression::Regression;
 pub use worker::{acc, auc, mae, max, min, mse, rmse, sum};

@@ -19,6 +19,19 @@ const fn peer(framework: &'static str, path: &'static str) -> PeerScript {
     PeerScript { framework, path, args: &[] }
 }
 
+const ADULT_PEER: &[PeerScript] =
+    &[PeerScript { framework: "widedeep", path: "widedeep/tables.py", args: &["--data", "adult"] }];
+const MOVIELENS_PEER: &[PeerScript] = &[PeerScript {
+    framework: "widedeep",
+    path: "widedeep/tables.py",
+    args: &["--data", "movielens"],
+}];
+
+/// Trainings of a job file to the peer's best AUC.
+const fn rec(name: &'static str, peers: &'static [PeerScript]) -> Bench {
+    Bench { name, unit: "trainings/min", peers, target: None }
+}
+
 const ADAGRAD: &[&str] = &["--optimizer", "adagrad"];
 
 /// All-reduces; the scripts take size and ranks from the name.
@@ -247,8 +260,11 @@ pub const BENCHES: &[Bench] = &[
         target: Some(0.9),
     },
     Bench { name: "ps/table_payload_percent_of_held", unit: "%", peers: &[], target: Some(80.0) },
+    // The aim is 10 times the peer's.
+    rec("rec/adult_vs_widedeep", ADULT_PEER),
+    rec("rec/movielens_vs_widedeep", MOVIELENS_PEER),
     // 50 ms per start.
     Bench { name: "launch/startup_vs_50ms", unit: "starts/s", peers: &[], target: Some(20.0) },
 ];
 
-pub const FRAMEWORKS: [&str; 5] = ["torch", "paddle", "polars", "gloo", "mpi"];
+pub const FRAMEWORKS: [&str; 6] = ["torch", "paddle", "polars", "widedeep", "gloo", "mpi"];

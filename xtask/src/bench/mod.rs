@@ -28,7 +28,7 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 3)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
-    /// Python with the peer's framework (torch, paddle, polars, gloo or mpi)
+    /// Python with the peer's framework (torch, paddle, polars, widedeep, gloo or mpi)
     #[arg(long = "peer", value_name = "FRAMEWORK=PYTHON", value_parser = peer)]
     peers: Vec<(String, String)>,
     /// Compare with another build: the folder of a checkout, or a git revision

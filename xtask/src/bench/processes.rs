@@ -35,13 +35,18 @@ pub fn build(checkout: &Path, root: &Path, chosen: &[&Bench]) -> Result<(), Stri
             true => build_package(checkout, root, args),
             false => Ok(()),
         };
-    packages(|name| name.starts_with("launch/"), &["--package", "fleet-cli"])?;
+    packages(|name| name.starts_with("launch/") || is_job(name), &["--package", "fleet-cli"])?;
     packages(is_comm, &["--package", "fleet-comm", "--example", "all_reduce"])?;
     packages(|name| !is_comm(name), &["--package", "fleet-bench"])?;
     match chosen.iter().any(|bench| is_python(bench.name)) {
         true => python::optimized(checkout).map(drop),
         false => Ok(()),
     }
+}
+
+/// Jobs print the AUC and the time of each seed beside their result.
+fn is_job(name: &str) -> bool {
+    name.starts_with("rec/")
 }
 
 fn is_python(name: &str) -> bool {
@@ -100,7 +105,14 @@ pub fn run_ours(place: &Place<'_>, name: &str, threads: usize) -> Result<Value, 
     ]);
     place.prepare(&mut command);
     let output = command.output().map_err(|error| format!("cannot start {name}: {error}"))?;
+    show_seeds(name, &output);
     last_json(name, &output)
+}
+
+fn show_seeds(name: &str, output: &Output) {
+    if is_job(name) && output.status.success() {
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    }
 }
 
 /// The reason why a peer has no result.
@@ -129,6 +141,7 @@ pub fn run_peer(
     let output = output_within(&mut command, timeout)
         .map_err(|error| Failure::Failed(format!("cannot run {}: {error}", script.path)))?
         .ok_or_else(|| Failure::TimedOut(format!("no result in {} s", timeout.as_secs())))?;
+    show_seeds(name, &output);
     last_json(script.path, &output).map_err(Failure::Failed)
 }
 

@@ -4,7 +4,9 @@
 mod read;
 mod tree;
 mod view;
+mod write;
 
-pub use read::{Text, read, read_text};
-pub use tree::{Data, Node};
+pub use read::{Text, problems_of_value, read, read_text};
+pub use tree::{Data, Entry, Node};
 pub use view::{View, texts};
+pub use write::{inline, set, to_toml};

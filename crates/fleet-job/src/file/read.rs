@@ -114,6 +114,13 @@ fn unknown(path: &str, entry: &Entry, table: &Table) -> Problem {
         .help(format!("the fields here are {}", known.join(", ")))
 }
 
+/// Returns what is wrong with a value for a field of this kind.
+pub fn problems_of_value(path: &str, node: &Node, kind: &Kind) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    fit(path, &mut node.clone(), kind, &mut problems);
+    problems
+}
+
 /// Checks a value; returns whether it fits.
 fn fit(path: &str, node: &mut Node, kind: &Kind, problems: &mut Vec<Problem>) -> bool {
     let at = node.at;
@@ -185,7 +192,7 @@ fn has_form(kind: &Kind, data: &Data) -> bool {
 /// Returns whether a single value fits.
 fn fits(kind: &Kind, data: &Data) -> bool {
     match (kind, data) {
-        (Kind::Text, Data::Text(_)) | (Kind::Bool, Data::Bool(_)) => true,
+        (Kind::Text, Data::Text(_)) | (Kind::Bool, Data::Bool(_)) | (Kind::Any, _) => true,
         (Kind::Int(min, max), Data::Int(value)) => (min..=max).contains(&value),
         (Kind::Number(min, max), Data::Int(value)) => (*min..=*max).contains(&(*value as f64)),
         (Kind::Number(min, max), Data::Number(value)) => (*min..=*max).contains(value),

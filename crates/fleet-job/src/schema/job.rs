@@ -52,6 +52,12 @@ pub static JOB: Table = Table {
         field("strategy", Kind::Table(&STRATEGY), "", "strategy of jobs with several processes"),
         field("evaluation", Kind::Table(&EVALUATION), "", "validation and the final report"),
         field("output", Kind::Table(&OUTPUT), "", "the model folder"),
+        field(
+            "tune",
+            Kind::Map(&Kind::Table(&RANGE)),
+            "",
+            "fields that `fleet tune` searches, by their quoted paths: \"model.dim\" = { .. }",
+        ),
     ],
 };
 
@@ -466,6 +472,19 @@ const GOAL: Kind = Kind::Choice(&[
     ("rmse", "regression: root of the mean squared error"),
     ("ndcg", "ranking: normalized discounted cumulative gain of the first places"),
 ]);
+
+static RANGE: Table = Table {
+    fields: &[
+        field("choice", Kind::List(&Kind::Any, 1), "", "one of these values"),
+        field("range", Kind::List(&ANY, 2), "", "a number between these two, evenly distributed"),
+        field(
+            "log",
+            Kind::List(&ANY, 2),
+            "",
+            "a number between these two, whose logarithm is evenly distributed",
+        ),
+    ],
+};
 
 static OUTPUT: Table = Table {
     fields: &[field("folder", Kind::Text, "model", "the model folder, beside the job file")],

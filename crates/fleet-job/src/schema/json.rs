@@ -56,6 +56,7 @@ fn kind(of: &Kind) -> Value {
         }
         Kind::Table(of) => table(of),
         Kind::Map(value) => json!({ "type": "object", "additionalProperties": kind(value) }),
+        Kind::Any => json!({}),
         Kind::Either(kinds) => json!({ "anyOf": kinds.iter().map(kind).collect::<Vec<_>>() }),
     }
 }

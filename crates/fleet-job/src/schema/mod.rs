@@ -61,6 +61,8 @@ pub enum Kind {
     Table(&'static Table),
     /// A table whose keys are names of the user, with values of one kind.
     Map(&'static Kind),
+    /// A value of any kind, which a rule checks.
+    Any,
     /// A value of the first kind that fits.
     Either(&'static [Kind]),
 }
@@ -85,6 +87,7 @@ impl Kind {
             Kind::List(item, _) => format!("a list, each of it {}", item.expected()),
             Kind::Table(_) => "a table".to_string(),
             Kind::Map(_) => "a table of names".to_string(),
+            Kind::Any => "a value".to_string(),
             Kind::Either(kinds) => {
                 let all: Vec<String> = kinds.iter().map(Kind::expected).collect();
                 all.join(", or ")

@@ -1,79 +1,40 @@
 //! Training in one process, or on the ranks of a collective job.
 
-use super::{OutputNames, TrainPlan, share_of_batch};
+use super::{OutputNames, PartRows, TrainPlan, share_of_batch};
+use crate::lines::Lines;
 use crate::model::{TablePlace, build};
 use crate::optimizer::optimizer;
 use crate::rows::Share;
 use crate::saved::{FEATURES_FILE, PROGRAM_FOLDER};
 use crate::split::Part;
 use fleet::nn::Net;
-use fleet::trainer::{Ended, StopFlag};
+use fleet::trainer::{Ended, Every, Progress, StopFlag, Trained};
 use fleet::{CheckpointPolicy, Fleet, Session};
-use fleet_base::output::{ExitReason, Output};
+use fleet_base::output::ExitReason;
 use fleet_base::{Error, Result};
 use std::time::Instant;
 
 pub fn run(
     plan: &TrainPlan,
     fleet: &Fleet,
-    out: &mut Output,
+    out: &mut Lines<'_>,
     begin: Instant,
 ) -> Result<(), ExitReason> {
-    let job = &plan.job;
-    let net = Net::new();
-    let outputs = build(&net, &plan.features, job, TablePlace::Program);
-    let names = OutputNames::of(&outputs);
-    let loss = outputs.loss;
-    let distributed = fleet.distributed_optimizer(
-        optimizer(job, job.train.epochs * plan.steps_per_epoch(1, job.train.batch)),
-        &plan.strategy,
-    );
-    let sources = plan.strategy_source.iter().cloned();
-    let distributed = sources.fold(distributed, |it, source| it.read_from(source));
-    let found =
-        distributed.batch(job.train.batch / fleet.worker_num().max(1)).minimize(&net, loss)?;
-    let mut session = fleet.session(net.build()?, &found, plan.options.clone())?;
-    if let Some(model) = &job.train.warm_start {
-        load_parameters(plan, model, &mut session)?;
-    }
-    plan.describe(fleet, parameters(&session), out)?;
-
-    let (copy, copies) = found.plan.copy;
-    let share = Share { own: copy as u64, of: copies as u64 };
-    let batch = share_of_batch(job.train.batch, copies)?;
-    let mut train = plan.rows(Part::Train, share, batch)?;
-    let mut valid = None;
-    let folder = plan.checkpoints();
-    let mut trainer = plan
-        .trainer(fleet, &names)
-        .epochs(job.train.epochs)
-        .checkpoints(&folder, plan.policy())
-        .stop_on(&StopFlag::on_terminate()?);
-    if job.data.validation.is_some() {
-        let (evaluation, every) = plan.validation(&names);
-        let rows = plan.rows(Part::Validation, share, batch.max(VALIDATION_ROWS))?;
-        let validation = valid.insert(rows).source(Part::Validation);
-        trainer = trainer.validate(evaluation, validation, every).goal(plan.goal());
-        trainer = job.train.early_stop.into_iter().fold(trainer, |it, stop| it.early_stop(stop));
-    }
+    let mut model = RankModel::new(plan, fleet)?;
+    plan.describe(fleet, parameters(&model.session), out)?;
+    let mut rows = model.rows(plan)?;
     if fleet.is_first_worker() {
         plan.save_job()?;
     }
-    let trained = trainer.run(&mut session, train.source(Part::Train))?;
+    let trained = model.train(plan, fleet, &mut rows, Length::default())?;
     if trained.ended == Ended::Requested {
         fleet.finish()?;
         return Err(ExitReason::Terminated);
     }
-    fleet.meet(&mut session)?;
-    if trained.best.is_some() {
-        let policy = CheckpointPolicy { keep_last: super::CHECKPOINTS_KEPT, ..plan.policy() };
-        let mut best = fleet.checkpoints(folder.join("best"), policy)?;
-        best.resume(&session.programs.main, &mut session.scope)?;
-    }
-    if let Some(whole) = fleet.whole(&session)? {
-        let program = plan.folder.join(PROGRAM_FOLDER);
-        fleet::save_inference_model(&program, &whole.program, &names.targets(), &whole.scope)?;
-        plan.report(&trained, begin, out)?;
+    fleet.meet(&mut model.session)?;
+    model.finish(plan, fleet, &trained)?;
+    if fleet.is_first_worker() {
+        plan.report(&trained, begin.elapsed().as_secs_f64(), out)?;
     }
     // The first worker may still write its report; if it dies meanwhile, all others learn of it.
     fleet.finish()?;
@@ -85,6 +46,122 @@ pub fn run(
 
 /// Rows of a batch of a validation: larger ones are faster.
 const VALIDATION_ROWS: usize = 1024;
+
+/// A rank's copy of a model, or its part of one.
+pub(crate) struct RankModel {
+    session: Session,
+    names: OutputNames,
+    /// Which copy of the model this rank has, and their number.
+    copy: (usize, usize),
+}
+
+/// Rows of a rank.
+pub(crate) struct RankRows {
+    train: PartRows,
+    validation: Option<PartRows>,
+}
+
+/// Length of a part of a training.
+#[derive(Default)]
+pub(crate) struct Length {
+    /// Stops after this step; by default after all epochs.
+    pub steps: Option<u64>,
+    /// Interval of validations, if it is not that of the job.
+    pub every: Option<Every>,
+    /// Whether no progress is shown.
+    pub is_quiet: bool,
+}
+
+impl RankModel {
+    /// Builds the model, with the parameters of an earlier one if the job says so.
+    pub fn new(plan: &TrainPlan, fleet: &Fleet) -> Result<RankModel> {
+        let job = &plan.job;
+        let net = Net::new();
+        let outputs = build(&net, &plan.features, job, TablePlace::Program);
+        let names = OutputNames::of(&outputs);
+        let loss = outputs.loss;
+        let distributed = fleet.distributed_optimizer(
+            optimizer(job, job.train.epochs * plan.steps_per_epoch(1, job.train.batch)),
+            &plan.strategy,
+        );
+        let sources = plan.strategy_source.iter().cloned();
+        let distributed = sources.fold(distributed, |it, source| it.read_from(source));
+        let found =
+            distributed.batch(job.train.batch / fleet.worker_num().max(1)).minimize(&net, loss)?;
+        let mut session = fleet.session(net.build()?, &found, plan.options.clone())?;
+        if let Some(model) = &job.train.warm_start {
+            load_parameters(plan, model, &mut session)?;
+        }
+        Ok(RankModel { session, names, copy: found.plan.copy })
+    }
+
+    /// Opens this rank's rows for training and validation.
+    pub fn rows(&self, plan: &TrainPlan) -> Result<RankRows> {
+        let (copy, copies) = self.copy;
+        let share = Share { own: copy as u64, of: copies as u64 };
+        let batch = share_of_batch(plan.job.train.batch, copies)?;
+        let train = plan.rows(Part::Train, share, batch)?;
+        let validation = plan.job.data.validation.as_ref();
+        let validation =
+            validation.map(|_| plan.rows(Part::Validation, share, batch.max(VALIDATION_ROWS)));
+        Ok(RankRows { train, validation: validation.transpose()? })
+    }
+
+    /// Trains, from the newest checkpoint if there is one.
+    pub fn train(
+        &mut self,
+        plan: &TrainPlan,
+        fleet: &Fleet,
+        rows: &mut RankRows,
+        length: Length,
+    ) -> Result<Trained> {
+        let mut trainer = plan
+            .trainer(fleet, &self.names)
+            .epochs(plan.job.train.epochs)
+            .checkpoints(&plan.checkpoints, plan.policy())
+            .stop_on(&StopFlag::on_terminate()?);
+        if let Some(validation) = &mut rows.validation {
+            let (evaluation, every) = plan.validation(&self.names);
+            let every = length.every.unwrap_or(every);
+            let validation = validation.source(Part::Validation);
+            trainer = trainer.validate(evaluation, validation, every).goal(plan.goal());
+            let stop = plan.job.train.early_stop;
+            trainer = stop.into_iter().fold(trainer, |it, stop| it.early_stop(stop));
+        }
+        trainer = length.steps.into_iter().fold(trainer, |it, steps| it.steps(steps));
+        if length.is_quiet {
+            trainer = trainer.progress(Progress::none());
+        }
+        trainer.run(&mut self.session, rows.train.source(Part::Train))
+    }
+
+    /// Saves the best model of the validations into the model folder.
+    pub fn finish(&mut self, plan: &TrainPlan, fleet: &Fleet, trained: &Trained) -> Result<()> {
+        let session = &mut self.session;
+        if trained.best.is_some() {
+            let policy = CheckpointPolicy { keep_last: super::CHECKPOINTS_KEPT, ..plan.policy() };
+            let mut best = fleet.checkpoints(plan.checkpoints.join("best"), policy)?;
+            best.resume(&session.programs.main, &mut session.scope)?;
+        }
+        if let Some(whole) = fleet.whole(session)? {
+            let program = plan.folder.join(PROGRAM_FOLDER);
+            let targets = self.names.targets();
+            fleet::save_inference_model(&program, &whole.program, &targets, &whole.scope)?;
+        }
+        Ok(())
+    }
+}
+
+impl RankRows {
+    /// Sets the rows of a step, for another job over the same rows.
+    pub fn set_batch(&mut self, batch: usize) -> Result<()> {
+        self.train.set_batch(batch)?;
+        match &mut self.validation {
+            Some(validation) => validation.set_batch(batch.max(VALIDATION_ROWS)),
+            None => Ok(()),
+        }
+    }
+}
 
 fn parameters(session: &Session) -> f64 {
     let shapes = session.programs.main.parameters().map(|(_, var)| var.shape);

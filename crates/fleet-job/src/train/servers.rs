@@ -3,6 +3,7 @@
 //! Synchronous workers divide each batch. In other modes each worker trains batches of its own.
 
 use super::{OutputNames, TrainPlan, share_of_batch};
+use crate::lines::Lines;
 use crate::model::{TablePlace, build};
 use crate::optimizer::optimizer;
 use crate::rows::Share;
@@ -14,14 +15,14 @@ use fleet::servers::{Exchange, Worker, written_exchange};
 use fleet::strategy::Written;
 use fleet::trainer::Trained;
 use fleet::{CheckpointPolicy, Error, Fleet};
-use fleet_base::output::{ExitReason, Output};
+use fleet_base::output::ExitReason;
 use fleet_base::text;
 use std::time::Instant;
 
 pub fn run(
     plan: &TrainPlan,
     fleet: &Fleet,
-    out: &mut Output,
+    out: &mut Lines<'_>,
     begin: Instant,
 ) -> Result<(), ExitReason> {
     check_supported(plan)?;
@@ -62,7 +63,7 @@ pub fn run(
             SaveMode::All,
             SaveFormat::Binary,
         )?;
-        plan.report(&trained, begin, out)?;
+        plan.report(&trained, begin.elapsed().as_secs_f64(), out)?;
     }
     // Servers must stay until the first worker has saved and reported.
     trained.wait(&worker, 2)?;
@@ -122,7 +123,7 @@ fn train(
     let mut trainer = plan.trainer(fleet, names).steps(steps).look_ahead(false);
     let every_steps = Some(job.train.checkpoint_every.unwrap_or(steps.div_ceil(CHECKPOINTS)));
     let policy = CheckpointPolicy { every_steps, every: None, keep_last: super::CHECKPOINTS_KEPT };
-    trainer = trainer.checkpoints(plan.checkpoints(), policy);
+    trainer = trainer.checkpoints(&plan.checkpoints, policy);
     if job.data.validation.is_some() {
         let (evaluation, every) = plan.validation(names);
         // Workers that do not wait for each other validate alone.
@@ -138,7 +139,7 @@ fn train(
 /// Loads the best model of the validations into the servers.
 fn load_best(plan: &TrainPlan, trained: &Trained, worker: &mut Worker) -> Result<(), Error> {
     let Some(best) = &trained.best else { return Ok(()) };
-    let folder = plan.checkpoints().join("best").join(format!("step-{:012}", best.step));
+    let folder = plan.checkpoints.join("best").join(format!("step-{:012}", best.step));
     if folder.is_dir() {
         worker.load_persistables(&folder)?;
         worker.adopt_loaded(&folder)?;

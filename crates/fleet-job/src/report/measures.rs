@@ -1,0 +1,181 @@
+//! Measures of scores: single numbers over all rows, or over those of a slice.
+
+use super::{Cell, Table, finite};
+use crate::features::{Features, Label, Meaning, Slice};
+use crate::scoring::Scored;
+use fleet_metrics::{RankedScores, Ranking, RankingMeans};
+use std::collections::BTreeMap;
+
+/// Labels of the measures, in the order in which they are shown.
+pub const LABELS: [(&str, &str); 17] = [
+    ("rankings", "rankings"),
+    ("users", "users"),
+    ("items", "items"),
+    ("at", "places"),
+    ("ndcg", "NDCG"),
+    ("recall", "recall"),
+    ("mrr", "MRR"),
+    ("auc", "AUC"),
+    ("accuracy", "accuracy"),
+    ("r2", "R2"),
+    ("rmse", "RMSE"),
+    ("mae", "MAE"),
+    ("bias", "bias"),
+    ("loss", "log-loss"),
+    ("average_precision", "avg prec"),
+    ("rate", "positives"),
+    ("calibration", "calibration"),
+];
+
+/// Measures of some rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measures {
+    /// Number of rows.
+    pub rows: usize,
+    /// Keys and values.
+    pub values: Vec<(&'static str, f64)>,
+}
+
+impl Measures {
+    /// Returns the value of a measure; NaN if there is none.
+    pub fn get(&self, key: &str) -> f64 {
+        self.values.iter().find(|(known, _)| *known == key).map_or(f64::NAN, |(_, value)| *value)
+    }
+
+    /// Returns the values by their keys, with the number of rows.
+    pub fn by_key(&self) -> BTreeMap<String, Option<f64>> {
+        let rows = ("rows".to_string(), Some(self.rows as f64));
+        let values = self.values.iter().map(|(key, value)| (key.to_string(), finite(*value)));
+        values.chain([rows]).collect()
+    }
+}
+
+/// Measures all rows.
+pub fn all(scored: &Scored, features: &Features) -> Measures {
+    let rows: Vec<usize> = (0..scored.labels.len()).collect();
+    measures(scored, &rows, features)
+}
+
+/// Measures the rows of each value of a slice.
+pub fn slice_table(
+    slice: &Slice,
+    values: &[i64],
+    scored: &Scored,
+    features: &Features,
+    all: &Measures,
+) -> Table {
+    let label = |key: &str| LABELS.iter().find(|(known, _)| *known == key).map(|(_, it)| *it);
+    let names = all.values.iter().map(|(key, _)| label(key).unwrap_or(key).to_string());
+    let mut by_value = vec![Vec::new(); slice.values.len()];
+    for (row, value) in values.iter().enumerate() {
+        if let Some(rows) = usize::try_from(*value).ok().and_then(|at| by_value.get_mut(at)) {
+            rows.push(row);
+        }
+    }
+    let row_of = |((_, text), rows): (&(u64, String), &Vec<usize>)| {
+        let measures = measures(scored, rows, features);
+        let values = measures.values.iter().map(|(_, value)| Cell::number(*value));
+        [Cell::text(text), Cell::count(rows.len())].into_iter().chain(values).collect()
+    };
+    Table {
+        key: format!("slices.{}", slice.column),
+        title: format!("By {}", slice.column),
+        about: "The rows of each value alone.".to_string(),
+        columns: [slice.column.clone(), "rows".to_string()].into_iter().chain(names).collect(),
+        rows: slice.values.iter().zip(&by_value).map(row_of).collect(),
+        brief: slice.values.len(),
+        bars: None,
+    }
+}
+
+fn measures(scored: &Scored, rows: &[usize], features: &Features) -> Measures {
+    let label = &features.label;
+    let values = match (&features.group, &label.meaning) {
+        (Some(group), _) => of_rankings(scored, rows, group.at),
+        (None, Meaning::Classes(_)) => of_classes(scored, rows, label.scores()),
+        (None, Meaning::Number { .. }) => of_numbers(scored, rows, label),
+        (None, _) => of_chances(scored, rows),
+    };
+    Measures { rows: rows.len(), values }
+}
+
+fn mean(rows: &[usize], value: impl Fn(usize) -> f64) -> f64 {
+    rows.iter().map(|row| value(*row)).sum::<f64>() / rows.len() as f64
+}
+
+fn of_classes(scored: &Scored, rows: &[usize], width: usize) -> Vec<(&'static str, f64)> {
+    let of = |row: usize| &scored.scores[row * width..][..width];
+    let class = |row: usize| scored.labels[row] as usize;
+    let loss = mean(rows, |row| -f64::from(of(row)[class(row)]).max(TINY).ln());
+    let accuracy = mean(rows, |row| {
+        let scores = of(row);
+        let best = (1..width).fold(0, |best, at| if scores[at] > scores[best] { at } else { best });
+        f64::from(u8::from(best == class(row)))
+    });
+    vec![("accuracy", accuracy), ("loss", loss)]
+}
+
+/// Measures of the first places of the groups' rankings.
+fn of_rankings(scored: &Scored, rows: &[usize], at: usize) -> Vec<(&'static str, f64)> {
+    let groups: Vec<u64> = rows.iter().map(|row| scored.groups[*row]).collect();
+    let mut ranking = Ranking::default();
+    let added = ranking.add(&groups, &picked(&scored.scores, rows), &picked(&scored.labels, rows));
+    // Only a score that is not a number is refused, of which there is no ranking.
+    let means = match added {
+        Ok(()) => ranking.means(at),
+        Err(_) => RankingMeans { ndcg: f64::NAN, recall: f64::NAN, mrr: f64::NAN, rankings: 0.0 },
+    };
+    vec![
+        ("rankings", means.rankings),
+        ("at", at as f64),
+        ("ndcg", means.ndcg),
+        ("recall", means.recall),
+        ("mrr", means.mrr),
+    ]
+}
+
+fn picked(values: &[f32], rows: &[usize]) -> Vec<f32> {
+    rows.iter().map(|row| values[*row]).collect()
+}
+
+fn of_numbers(scored: &Scored, rows: &[usize], of: &Label) -> Vec<(&'static str, f64)> {
+    let label = |row: usize| f64::from(scored.labels[row]);
+    let score = |row: usize| f64::from(scored.scores[row]);
+    let squares = mean(rows, |row| (score(row) - label(row)).powi(2));
+    let absolute = mean(rows, |row| (score(row) - label(row)).abs());
+    let average = mean(rows, label);
+    let variance = mean(rows, |row| (label(row) - average).powi(2));
+    let r2 = if variance > 0.0 { 1.0 - squares / variance } else { f64::NAN };
+    let bias = mean(rows, score) - average;
+    let mut values = vec![("r2", r2), ("rmse", squares.sqrt()), ("mae", absolute), ("bias", bias)];
+    values.extend(of.at_least.map(|least| {
+        let reached: Vec<f32> =
+            rows.iter().map(|row| f32::from(u8::from(scored.labels[*row] >= least))).collect();
+        let ranked = RankedScores::new(&picked(&scored.scores, rows), &reached);
+        ("auc", ranked.map_or(f64::NAN, |ranked| ranked.auc()))
+    }));
+    values
+}
+
+fn of_chances(scored: &Scored, rows: &[usize]) -> Vec<(&'static str, f64)> {
+    let label = |row: usize| f64::from(scored.labels[row]);
+    let score = |row: usize| f64::from(scored.scores[row]);
+    let chance = |row: usize| if label(row) > 0.5 { score(row) } else { 1.0 - score(row) };
+    let loss = mean(rows, |row| -chance(row).max(TINY).ln());
+    let (actual, predicted) = (mean(rows, label), mean(rows, score));
+    let calibration = if actual > 0.0 { predicted / actual } else { f64::NAN };
+    let ranked = RankedScores::new(&picked(&scored.scores, rows), &picked(&scored.labels, rows));
+    let areas = ranked.map(|ranked| (ranked.auc(), ranked.average_precision()));
+    // Scores that are not numbers have no order.
+    let (auc, average_precision) = areas.unwrap_or((f64::NAN, f64::NAN));
+    vec![
+        ("auc", auc),
+        ("loss", loss),
+        ("average_precision", average_precision),
+        ("rate", actual),
+        ("calibration", calibration),
+    ]
+}
+
+/// Smallest probability in a logarithm, so that one wrong score does not make a mean infinite.
+const TINY: f64 = 1e-7;
