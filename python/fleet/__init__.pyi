@@ -28,6 +28,7 @@ from fleet._executor import is_compiled_with_cuda as is_compiled_with_cuda
 from fleet._executor import set_device as set_device
 from fleet._framework import Variable as Variable
 from fleet._framework import seed as seed
+from fleet._jobs import Job as Job
 from fleet._sizes import full as full
 from fleet._sizes import ones as ones
 from fleet._sizes import shape as shape

@@ -21,7 +21,7 @@ class Job:
     def __init__(self, file, output=None, threads=0):
         self.file = os.fspath(file)
         self.threads = threads
-        self.folder = os.fspath(output) if output is not None else job_folder(self.file)
+        self.folder = os.fspath(job_folder(self.file) if output is None else output)
 
     def __repr__(self):
         return f"Job({self.file!r}, output={self.folder!r})"

@@ -26,7 +26,7 @@ pub const ADULT: Table = Table {
         ("early_stop = 3", "early_stop = 6\n[tables]\nsparse = \"no\""),
         ("[evaluation]\nslices = [\"gender\", \"race\"]", "[evaluation]\nevery = 40"),
     ],
-    auc: 0.911,
+    auc: 0.912,
 };
 
 /// MovieLens-100k: 4 or 5 of 5 stars?
@@ -36,7 +36,7 @@ pub const MOVIELENS: Table = Table {
         ("test = { share = 0.2 }\nvalidation = { share = 0.05 }", "validation = { share = 0.2 }"),
         ("[output]", "[evaluation]\nevery = 40\n[output]"),
     ],
-    auc: 0.755,
+    auc: 0.765,
 };
 
 pub fn run(options: &Options, table: &Table) -> Result<()> {
