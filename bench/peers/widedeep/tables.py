@@ -10,6 +10,9 @@ import json
 import os
 import sys
 import time
+import warnings
+
+warnings.filterwarnings("ignore")
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", choices=["adult", "movielens"], required=True)

@@ -60,14 +60,14 @@ fn train(options: &Options, table: &Table, seed: usize, folder: &Path) -> Result
     let program = own.with_file_name("fleet");
     let mut command = Command::new(&program);
     command.args(["job", "train"]).arg(&job).args(["--threads", &options.threads.to_string()]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let begin = Instant::now();
     let mut child = command.spawn().map_err(|error| {
         Error::unavailable(format!("cannot start {}: {error}", program.display()))
             .help("cargo build --release --package fleet-cli")
     })?;
     let (mut reached, mut best, mut said) = (None, (0.0, 0.0), String::new());
-    for line in child.stderr.take().into_iter().flat_map(|it| BufReader::new(it).lines()) {
+    for line in child.stdout.take().into_iter().flat_map(|it| BufReader::new(it).lines()) {
         let line = line.map_err(|error| Error::unavailable(format!("no output: {error}")))?;
         let seconds = begin.elapsed().as_secs_f64();
         let auc = line.split_once("  auc ").and_then(|(_, rest)| rest.split(' ').next());
