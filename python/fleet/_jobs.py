@@ -15,7 +15,7 @@ class Job:
     * ``output``: the model folder, instead of ``output.folder`` of the file.
     * ``threads``: number of threads, or 0 for the number of cores.
 
-    A model folder that exists scores rows without a training: ``fleet.Job("job.toml").predict(..)``.
+    A model folder that exists scores rows without a training.
     """
 
     def __init__(self, file, output=None, threads=0):
@@ -33,9 +33,10 @@ class Job:
 
     def train(self, fresh=False, quiet=False):
         """Trains the model and returns the report. A training that was interrupted resumes, unless
-        it is to begin again (``fresh``). Other threads of Python run meanwhile."""
+        it is to begin again (``fresh``). ``quiet`` prints nothing. Other threads of Python run
+        meanwhile."""
         write = (lambda line: None) if quiet else print
-        job_train(self.file, self.folder, self.threads, fresh, write)
+        job_train(self.file, self.folder, self.threads, fresh, quiet, write)
         return self.report
 
     def predict(self, data):

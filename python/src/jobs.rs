@@ -29,10 +29,11 @@ pub fn job_train(
     output: PathBuf,
     threads: u16,
     fresh: bool,
+    quiet: bool,
     write: Py<PyAny>,
 ) -> PyResult<()> {
     let mut lines = Vec::new();
-    let args = TrainArgs { file, threads, output: Some(output), fresh };
+    let args = TrainArgs { file, threads, output: Some(output), fresh, quiet };
     waiting(py, || {
         let fleet = Fleet::join(&Env::new())?;
         embed::train(&args, &fleet, &mut |line| {

@@ -80,7 +80,7 @@ def test_tables_of_other_packages(job, columns, tmp_path):
     assert (job.predict(table.to_batches()[0]) == scores).all()
 
 
-def test_classes_have_a_column_each(job, tmp_path):
+def test_classes_have_a_column_each(job, tmp_path, capfd):
     text = JOB.replace('y = { role = "label" }', "")
     text = text.replace(
         'city = { kind = "category" }',
@@ -89,6 +89,7 @@ def test_classes_have_a_column_each(job, tmp_path):
     )
     (tmp_path / "job.toml").write_text(text + '[task]\nkind = "multi_class"\n')
     job.train(quiet=True)
+    assert capfd.readouterr().out == ""
     scores = job.predict({"age": [30.0, 60.0]})
     assert scores.shape == (2, 5)
     assert np.allclose(scores.sum(axis=1), 1, atol=1e-5)

@@ -21,7 +21,7 @@ use clap::Args;
 use fleet::data::InMemoryDataset;
 use fleet::strategy::StrategySource;
 use fleet::topology::Mode;
-use fleet::trainer::{Evaluation, Every, Goal, Pass, Position, Source, Trained};
+use fleet::trainer::{Evaluation, Every, Goal, Pass, Position, Progress, Source, Trained};
 use fleet::{CheckpointPolicy, DistributedStrategy, ExecOptions, Fleet, Trainer};
 use fleet_base::output::{ExitReason, Output, error_line};
 use fleet_base::{Error, Result, text};
@@ -50,6 +50,9 @@ pub struct TrainArgs {
     /// Remove checkpoints of an earlier run, and train from the beginning
     #[arg(long)]
     pub fresh: bool,
+    /// Show no progress, only the report
+    #[arg(long)]
+    pub quiet: bool,
 }
 
 /// Trains, as this worker's part of the job, and reports on the finished model.
@@ -84,6 +87,8 @@ pub(crate) struct TrainPlan {
     pub applied: Arc<Applied>,
     pub counts: Counts,
     pub options: ExecOptions,
+    /// Whether no progress is shown.
+    pub is_quiet: bool,
 }
 
 impl TrainPlan {
@@ -125,6 +130,7 @@ impl TrainPlan {
             applied,
             counts,
             options,
+            is_quiet: args.quiet,
         };
         if args.fresh && is_first {
             plan.remove_checkpoints()?;
@@ -195,10 +201,11 @@ impl TrainPlan {
 
     /// Returns a trainer with the settings of the job, without validation and checkpoints.
     fn trainer<'f>(&self, fleet: &'f Fleet, outputs: &OutputNames) -> Trainer<'f> {
-        Trainer::new(fleet)
+        let trainer = Trainer::new(fleet)
             .watch("loss", &outputs.loss)
             .constant("job", format!("{:08x}", crc32fast::hash(self.source.as_bytes())))
-            .scalars(&self.folder)
+            .scalars(&self.folder);
+        if self.is_quiet { trainer.progress(Progress::none()) } else { trainer }
     }
 
     /// Returns the interval and the metrics of validations.

@@ -8,7 +8,7 @@ use crate::rows::Share;
 use crate::saved::{FEATURES_FILE, PROGRAM_FOLDER};
 use crate::split::Part;
 use fleet::nn::Net;
-use fleet::trainer::{Ended, Every, Progress, StopFlag, Trained};
+use fleet::trainer::{Ended, Every, StopFlag, Trained};
 use fleet::{CheckpointPolicy, Fleet, Session};
 use fleet_base::output::ExitReason;
 use fleet_base::{Error, Result};
@@ -68,8 +68,6 @@ pub(crate) struct Length {
     pub steps: Option<u64>,
     /// Interval of validations, if it is not that of the job.
     pub every: Option<Every>,
-    /// Whether no progress is shown.
-    pub is_quiet: bool,
 }
 
 impl RankModel {
@@ -129,9 +127,6 @@ impl RankModel {
             trainer = stop.into_iter().fold(trainer, |it, stop| it.early_stop(stop));
         }
         trainer = length.steps.into_iter().fold(trainer, |it, steps| it.steps(steps));
-        if length.is_quiet {
-            trainer = trainer.progress(Progress::none());
-        }
         trainer.run(&mut self.session, rows.train.source(Part::Train))
     }
 

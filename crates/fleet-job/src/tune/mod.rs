@@ -294,7 +294,7 @@ impl<'f> Search<'f> {
             _ => model.rows(&plan)?,
         };
         let (steps, every) = self.length(&plan, stage);
-        let length = Length { steps: Some(steps), every: Some(every), is_quiet: true };
+        let length = Length { steps: Some(steps), every: Some(every) };
         let trained = model.train(&plan, self.fleet, &mut rows, length);
         self.rows = Some((key, plan.prepared(), rows));
         trained
@@ -348,6 +348,7 @@ impl<'f> Search<'f> {
             applied: prepared.applied,
             counts: prepared.counts,
             options,
+            is_quiet: true,
         })
     }
 
@@ -397,7 +398,7 @@ impl<'f> Search<'f> {
         };
         // It has made these steps: the training resumes from its checkpoint, and ends.
         let (_, every) = self.length(&plan, self.stages.len() - 1);
-        let length = Length { steps: Some(best.steps), every: Some(every), is_quiet: true };
+        let length = Length { steps: Some(best.steps), every: Some(every) };
         let trained = model.train(&plan, self.fleet, &mut rows, length)?;
         drop(rows);
         model.finish(&plan, self.fleet, &trained)?;
