@@ -170,7 +170,8 @@ fn check_scope_var(scope: &Scope, var: &crate::plan::ScopeVar) -> Result<()> {
 
 fn prepare_scope_var(scope: &mut Scope, var: &crate::plan::ScopeVar) -> Result<()> {
     if scope.contains(&var.name) {
-        return scope.ensure_layout(&var.name, var.layout);
+        scope.ensure_layout(&var.name, var.layout)?;
+        return if var.written { scope.own(&var.name).map(|_| ()) } else { Ok(()) };
     }
     scope.set(&var.name, Tensor::zeros_in(var.dtype, var.shape, var.layout)?);
     Ok(())

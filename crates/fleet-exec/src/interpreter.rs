@@ -245,7 +245,7 @@ impl Frame<'_> {
                 }));
             }
             self.scope.ensure_layout(&var.name, Layout::RowMajor)?;
-            let held = self.scope.raw(&var.name)?;
+            let held = self.scope.own(&var.name)?;
             let meta = Meta::dense(held.dtype(), *held.shape());
             let value = Value { meta, data: None, address: held.as_ptr(), rows: None };
             self.values.insert(id, value);

@@ -23,7 +23,8 @@ use std::sync::Arc;
 /// ```
 #[derive(Debug)]
 pub struct Scope {
-    vars: BTreeMap<String, Tensor>,
+    /// Scopes that share a tensor copy it before they change it.
+    vars: BTreeMap<String, Arc<Tensor>>,
     /// Replaced whenever an address may have changed, so that a plan knows when to bind again.
     token: Arc<()>,
     /// Number of runs so far, which is part of the random state.
@@ -44,7 +45,7 @@ impl Scope {
 
     /// Sets or replaces a tensor.
     pub fn set(&mut self, name: impl Into<String>, tensor: Tensor) {
-        self.vars.insert(name.into(), tensor);
+        self.vars.insert(name.into(), Arc::new(tensor));
         self.token = Arc::new(());
     }
 
@@ -61,16 +62,35 @@ impl Scope {
         }
         let layout = held.layout();
         let converted = tensor.to_layout(layout)?;
-        if let Some(held) = self.vars.get_mut(name) {
-            held.as_bytes_mut().copy_from_slice(converted.as_bytes());
-        }
+        self.own(name)?.as_bytes_mut().copy_from_slice(converted.as_bytes());
         Ok(())
+    }
+
+    /// Returns a scope with the same tensors, which stay in memory once. A scope copies a shared
+    /// tensor before a program or an assignment changes it, so that scopes never see each other's
+    /// changes.
+    ///
+    /// ```
+    /// use fleet_exec::Scope;
+    /// use fleet_tensor::Tensor;
+    /// let mut scope = Scope::new();
+    /// scope.set("w", Tensor::from_slice(&[1.0f32], [1]).unwrap());
+    /// let other = scope.share();
+    /// scope.assign("w", &Tensor::from_slice(&[2.0f32], [1]).unwrap()).unwrap();
+    /// assert_eq!(other.tensor("w").unwrap().to_vec::<f32>().unwrap(), [1.0]);
+    /// ```
+    pub fn share(&mut self) -> Scope {
+        // Plans that were bound to tensors of this scope alone must not write to them any more.
+        self.token = Arc::new(());
+        Scope { vars: self.vars.clone(), token: Arc::new(()), step: self.step }
     }
 
     /// Removes a variable and returns its value.
     pub fn remove(&mut self, name: &str) -> Option<Tensor> {
+        // A copy of a shared tensor fails only if there is no memory for it.
+        self.own(name).ok()?;
         self.token = Arc::new(());
-        self.vars.remove(name)
+        self.vars.remove(name).and_then(Arc::into_inner)
     }
 
     /// Returns whether the scope has the variable.
@@ -121,11 +141,22 @@ impl Scope {
 
     /// Returns the tensor as stored in memory.
     pub(crate) fn raw(&self, name: &str) -> Result<&Tensor> {
-        self.vars.get(name).ok_or_else(|| {
+        self.vars.get(name).map(Arc::as_ref).ok_or_else(|| {
             let hint = text::did_you_mean(name, self.vars.keys().map(String::as_str));
             Error::invalid(format!("the scope has no variable '{name}'{hint}"))
                 .help("run the startup program first, or load the variable")
         })
+    }
+
+    /// Returns a tensor to be changed, after copying it if another scope has it too.
+    pub(crate) fn own(&mut self, name: &str) -> Result<&mut Tensor> {
+        let layout = self.raw(name)?.layout();
+        if self.vars.get_mut(name).is_some_and(|held| Arc::get_mut(held).is_none()) {
+            let copied = self.raw(name)?.to_layout(layout)?;
+            self.set(name, copied);
+        }
+        let held = self.vars.get_mut(name).and_then(Arc::get_mut);
+        held.ok_or_else(|| Error::internal(format!("variable '{name}' is still shared")))
     }
 
     /// Converts the tensor to `layout` if it has another one.

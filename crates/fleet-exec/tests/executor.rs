@@ -315,6 +315,30 @@ fn persistable_variables_live_in_the_scope() {
     assert!(error.contains("expected f32[2], got f32[1]"), "{error}");
 }
 
+/// A plan that was bound before its scope was shared must not write to the shared tensor.
+#[test]
+fn shared_tensors_are_copied_before_programs_write_them() {
+    let mut program = Program::new();
+    let w = program.add_var(Program::ROOT, Var::persistable("w", DType::F32, [2])).unwrap();
+    let op = Op::build(&ADD.spec).input("X", w).output("Out", w).attr("k", 1.0).finish().unwrap();
+    program.append_op(Program::ROOT, op);
+    let value = |scope: &Scope| scope.tensor("w").unwrap().to_vec::<f32>().unwrap();
+    let mut scopes = vec![Scope::new()];
+    scopes[0].set("w", vector(&[0.0, 5.0]));
+    let mut exe = executor(ExecOptions::default());
+    exe.run(&program, &mut scopes[0], &[], &[]).unwrap();
+    let (second, third) = (scopes[0].share(), scopes[0].share());
+    scopes.extend([second, third]);
+    exe.run(&program, &mut scopes[0], &[], &[]).unwrap();
+    let interpreter = Interpreter::with_registry(registry());
+    interpreter.run(&program, &mut scopes[1], &[], &[]).unwrap();
+    let mut other = executor(ExecOptions::default());
+    (0..2).for_each(|_| drop(other.run(&program, &mut scopes[1], &[], &[]).unwrap()));
+    let values: Vec<Vec<f32>> = scopes.iter().map(value).collect();
+    assert_eq!(values, [[2.0, 7.0], [4.0, 9.0], [1.0, 6.0]]);
+    assert_eq!(scopes[2].remove("w").unwrap().to_vec::<f32>().unwrap(), [1.0, 6.0]);
+}
+
 #[test]
 fn mistakes_are_named() {
     let program = chain(&[("test_add", 1.0)]);

@@ -144,6 +144,7 @@ impl Places {
                 shape: meta.shape,
                 layout: var.layout,
                 created: lifetimes.of(id).written_before_read(),
+                written: lifetimes.of(id).is_written(),
             });
             return Ok(Some(Place::Scope { index: self.scope_vars.len() - 1 }));
         }

@@ -156,6 +156,11 @@ impl Life {
     pub fn written_before_read(&self) -> bool {
         self.written_first == Some(true)
     }
+
+    /// Whether an op writes the variable.
+    pub fn is_written(&self) -> bool {
+        !self.writes.is_empty()
+    }
 }
 
 #[cfg(test)]

@@ -147,6 +147,8 @@ pub(crate) struct ScopeVar {
     /// Whether the program writes it before reading it. Such a variable is created if it is
     /// missing.
     pub created: bool,
+    /// Whether the program writes it. Scopes then do not share it.
+    pub written: bool,
 }
 
 impl ScopeVar {
