@@ -394,6 +394,12 @@ impl Block {
         self.record_ids.bytes.truncate(end);
     }
 
+    /// Drops all records after the first `rows`, and the one under construction.
+    pub(crate) fn truncate(&mut self, rows: usize) {
+        self.rows = self.rows.min(rows);
+        self.rollback();
+    }
+
     /// Appends records of another block of the same schema.
     pub fn append(&mut self, other: &Block, rows: Range<usize>) -> Result<()> {
         if !Arc::ptr_eq(&self.schema, &other.schema) && self.schema != other.schema {

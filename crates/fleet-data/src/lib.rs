@@ -29,6 +29,7 @@ mod dataset;
 mod decompress;
 mod downloader;
 mod files;
+mod float_table;
 mod formats;
 mod generator;
 mod images;
@@ -49,8 +50,8 @@ pub use bad_rows::BadRows;
 pub use batch::{Batch, BatchLayout, BatchSource, Input, RowRef};
 pub use block::{Block, Column, Values};
 pub use columns::{
-    ColumnFiles, ColumnKind, ColumnSpec, CsvHeader, DataFormat, TextDictionary, TextObserver,
-    category_hash, parse_time,
+    ColumnFiles, ColumnKind, ColumnSpec, CsvHeader, DataFormat, RequestColumn, RequestError,
+    RequestRows, TextDictionary, TextObserver, category_hash, parse_time,
 };
 pub use data_loader::{Batches, DataLoader, DataLoaderOptions, Feed, Field, FieldSample, Part};
 pub use dataset::{
@@ -59,6 +60,7 @@ pub use dataset::{
 };
 pub use downloader::Downloader;
 pub use files::{file_shard, glob};
+pub use float_table::FloatTable;
 #[cfg(feature = "parquet")]
 pub use formats::ParquetFiles;
 pub use formats::{Criteo, CriteoHash, Csv, CsvColumn, JsonLines, LibSvm, hash_bucket};

@@ -3,35 +3,74 @@
 //! The parser is our own, since the general one loses the text of a number (so that `1.10` and
 //! integers beyond 2^64 would differ from the same columns in CSV), and makes a tree of every line.
 
-mod scan;
+pub(super) mod scan;
 
 use super::cells::{Cells, Scalar};
 use super::names::NameTree;
 use crate::block::Block;
 use crate::lines::{LineError, LineFormat};
 use crate::slot::Schema;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, text};
 use scan::Scan;
 use std::sync::Arc;
 
 /// Parses lines, each of which is an object. A key that is absent, and null, is a missing value.
 #[derive(Clone)]
 pub(super) struct JsonRows {
-    cells: Cells,
-    names: Arc<NameTree>,
+    pub cells: Cells,
+    /// The columns; in requests, then the names that are ignored.
+    pub names: Arc<NameTree>,
+    /// Whether unknown keys are errors, and errors show values.
+    is_strict: bool,
     /// For each column, the number of its values before the row.
     starts: Vec<usize>,
     /// For each column, whether the row has it.
-    filled: Vec<bool>,
+    pub filled: Vec<bool>,
     /// A text without its escapes.
-    text: Vec<u8>,
+    pub text: Vec<u8>,
+    /// The column of the last value.
+    pub last: Option<usize>,
 }
 
 impl JsonRows {
     pub fn new(cells: &Cells) -> JsonRows {
         let names = NameTree::new(cells.columns.iter().map(|column| column.name.as_str()));
-        let (starts, filled) = (Vec::new(), Vec::new());
-        JsonRows { cells: cells.clone(), names: Arc::new(names), starts, filled, text: Vec::new() }
+        JsonRows {
+            cells: cells.clone(),
+            names: Arc::new(names),
+            is_strict: false,
+            starts: Vec::new(),
+            filled: Vec::new(),
+            text: Vec::new(),
+            last: None,
+        }
+    }
+
+    /// Returns a parser to which all keys are errors but those of columns and ignored ones.
+    pub fn strict<'a>(cells: &'a Cells, ignored: impl Iterator<Item = &'a str>) -> JsonRows {
+        let columns = cells.columns.iter().map(|column| column.name.as_str());
+        let names = Arc::new(NameTree::new(columns.chain(ignored)));
+        JsonRows { names, is_strict: true, ..JsonRows::new(cells) }
+    }
+
+    /// Reads an object as a row, which the caller seals.
+    pub fn row(&mut self, scan: &mut Scan<'_>, block: &mut Block) -> Result<(), LineError> {
+        self.last = None;
+        self.filled.clear();
+        self.filled.resize(self.cells.columns.len(), false);
+        self.starts.clear();
+        self.starts.extend(block.columns.iter().map(|column| column.values.len()));
+        let at = scan.at();
+        scan.take(b'{')?;
+        self.object(NameTree::ROOT, 0, scan, block)?;
+        for (index, start) in self.starts.iter().enumerate() {
+            let ended = self.cells.end_row(index, *start, &mut block.columns[index]);
+            ended.map_err(|error| {
+                self.last = Some(index);
+                LineError { at, error }
+            })?;
+        }
+        Ok(())
     }
 
     /// Reads the fields of an object after its opening brace.
@@ -46,7 +85,12 @@ impl JsonRows {
         let mut more = !scan.take_if(b'}');
         while more {
             let at = scan.at();
-            let field = names.find(node, scan.key(&mut self.text)?);
+            let key = scan.key(&mut self.text)?;
+            let field = names.find(node, key);
+            if field.is_none() && self.is_strict {
+                let key = String::from_utf8_lossy(key).into_owned();
+                return Err(self.unknown(&key, at));
+            }
             scan.take(b':')?;
             let is_object = scan.peek() == Some(b'{');
             match field {
@@ -55,7 +99,7 @@ impl JsonRows {
                     let below = field.below.unwrap_or(NameTree::ROOT);
                     self.object(below, depth + 1, scan, block)?;
                 }
-                Some(field) if field.column.is_some() => {
+                Some(field) if field.column.is_some_and(|it| it < self.filled.len()) => {
                     let index = field.column.unwrap_or_default();
                     if std::mem::replace(&mut self.filled[index], true) {
                         let name = &self.cells.columns[index].name;
@@ -71,13 +115,15 @@ impl JsonRows {
     }
 
     /// Reads a value of a column: one, or those of a list.
-    fn value(
+    pub fn value(
         &mut self,
         index: usize,
         depth: usize,
         scan: &mut Scan<'_>,
         block: &mut Block,
     ) -> Result<(), LineError> {
+        self.last = Some(index);
+        scan.peek();
         let at = scan.at();
         let values = &mut block.columns[index].values;
         let pushed = match scan.peek() {
@@ -101,7 +147,15 @@ impl JsonRows {
             },
             _ => self.cells.push_text(index, scan.number()?, values),
         };
-        pushed.map_err(|error| LineError { at, error })
+        pushed.map_err(|error| match self.is_strict {
+            true => LineError { at, error: error.got(scan.value_at(at)).help(MISSING_HELP) },
+            false => LineError { at, error },
+        })
+    }
+
+    #[cold]
+    pub fn unknown(&self, key: &str, at: usize) -> LineError {
+        LineError { at, error: unknown_column(&self.cells, key) }
     }
 
     #[cold]
@@ -124,27 +178,35 @@ impl LineFormat for JsonRows {
         if scan.peek().is_none() {
             return Ok(false);
         }
-        self.filled.clear();
-        self.filled.resize(self.cells.columns.len(), false);
-        self.starts.clear();
-        self.starts.extend(block.columns.iter().map(|column| column.values.len()));
-        if !scan.take_if(b'{') {
+        if scan.peek() != Some(b'{') {
             let error = Error::invalid("line is not a JSON object").help(
                 "JSON lines have one object per line; write a list of objects as lines: \
                  jq -c '.[]' FILE > NEW_FILE",
             );
             return Err(LineError { at: scan.at(), error });
         }
-        self.object(NameTree::ROOT, 0, &mut scan, block)?;
+        self.row(&mut scan, block)?;
         scan.end()?;
-        for (index, start) in self.starts.iter().enumerate() {
-            let ended = self.cells.end_row(index, *start, &mut block.columns[index]);
-            ended.map_err(|error| LineError { at: 0, error })?;
-        }
         block.seal();
         Ok(true)
     }
 }
+
+/// Returns the error of a request with a column that the model does not have.
+#[cold]
+pub(super) fn unknown_column(cells: &Cells, name: &str) -> Error {
+    let known = || cells.columns.iter().map(|column| column.name.as_str());
+    let error =
+        Error::invalid(format!("unknown column '{name}'{}", text::did_you_mean(name, known())));
+    let shown: Vec<&str> = known().take(NAMES_SHOWN).collect();
+    let more = if cells.columns.len() > shown.len() { ", .." } else { "" };
+    error.expected(format!("{}{more}", shown.join(", ")))
+}
+
+/// Help for a value of a request that is none of its column.
+pub(super) const MISSING_HELP: &str = "leave the value out if it is missing";
+/// Names that an error lists.
+const NAMES_SHOWN: usize = 20;
 
 /// Adds the names of an object's fields to the list: those of objects in it are joined by dots.
 pub(super) fn field_names(line: &[u8], names: &mut Vec<String>) -> Result<(), LineError> {

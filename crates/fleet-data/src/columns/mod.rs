@@ -5,6 +5,7 @@
 //! * `cells.rs`: how the value of a column fills its slot; the same for all formats.
 //! * `csv.rs`, `json.rs`, ..: a format each, which finds the values of the columns.
 //! * `files.rs`: files, compressed or not, and the choice of the format.
+//! * `requests.rs`: the same columns out of requests to a server.
 
 mod cells;
 mod csv;
@@ -18,6 +19,7 @@ mod multi_slot;
 mod names;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod requests;
 mod texts;
 #[cfg(feature = "tfrecord")]
 mod tf_record;
@@ -27,6 +29,7 @@ pub use files::ColumnFiles;
 pub use format::{CsvHeader, DataFormat};
 pub use hash::category_hash;
 pub(crate) use listing::column_names;
+pub use requests::{RequestColumn, RequestError, RequestRows};
 pub use texts::{TextDictionary, TextObserver};
 pub(crate) use time::parse as time_of_text;
 

@@ -4,14 +4,34 @@ use crate::lines::LineError;
 use fleet_base::Error;
 
 /// A place in the text of a JSON value.
-pub(super) struct Scan<'a> {
+pub(in crate::columns) struct Scan<'a> {
     text: &'a [u8],
     at: usize,
+    /// Name of the text: `line` or `body`.
+    what: &'static str,
 }
 
 impl<'a> Scan<'a> {
     pub fn new(text: &'a [u8]) -> Scan<'a> {
-        Scan { text, at: 0 }
+        Scan { text, at: 0, what: "line" }
+    }
+
+    /// Returns a scan of the body of a request.
+    pub fn of_body(text: &'a [u8]) -> Scan<'a> {
+        Scan { text, at: 0, what: "body" }
+    }
+
+    /// Returns the start of the value at a place, for an error.
+    #[cold]
+    pub fn value_at(&self, at: usize) -> String {
+        let rest = self.text.get(at..).unwrap_or_default();
+        let rest = &rest[..rest.len().min(SHOWN_BYTES)];
+        let end = match rest.first() {
+            Some(b'"') => rest.iter().skip(1).position(|byte| *byte == b'"').map(|at| at + 2),
+            _ => rest.iter().position(|byte| b",]} \r\n\t".contains(byte)),
+        };
+        let shown = String::from_utf8_lossy(&rest[..end.unwrap_or(rest.len())]);
+        if end.is_some() { shown.into_owned() } else { format!("{shown}..") }
     }
 
     pub fn at(&self) -> usize {
@@ -34,7 +54,7 @@ impl<'a> Scan<'a> {
         if self.peek() != Some(b'[') {
             return false;
         }
-        Scan { text: self.text, at: self.at + 1 }.peek() == Some(byte)
+        Scan { at: self.at + 1, ..*self }.peek() == Some(byte)
     }
 
     /// Takes the next byte after blanks if it is this one.
@@ -78,7 +98,7 @@ impl<'a> Scan<'a> {
     pub fn end(&mut self) -> Result<(), LineError> {
         match self.peek() {
             None => Ok(()),
-            Some(_) => Err(self.wrong("the end of the line after the object")),
+            Some(_) => Err(self.wrong(&format!("the end of the {} after the object", self.what))),
         }
     }
 
@@ -255,9 +275,9 @@ impl<'a> Scan<'a> {
 
     #[cold]
     fn wrong(&self, expected: &str) -> LineError {
-        let error = Error::invalid("line is not valid JSON").expected(expected);
+        let error = Error::invalid(format!("{} is not valid JSON", self.what)).expected(expected);
         let error = match self.text.get(self.at) {
-            None => error.got("the end of the line"),
+            None => error.got(format!("the end of the {}", self.what)),
             Some(byte) => error.got(format!("'{}'", byte.escape_ascii())),
         };
         LineError { at: self.at, error }
@@ -266,5 +286,7 @@ impl<'a> Scan<'a> {
 
 const LITERALS: [(&[u8], Option<bool>); 4] =
     [(b"true", Some(true)), (b"false", Some(false)), (b"null", None), (b"NaN", None)];
+/// Bytes of a value that an error shows.
+const SHOWN_BYTES: usize = 40;
 /// Limit of nested objects and lists, each of which takes a stack frame.
 const DEPTH_MAX: usize = 64;

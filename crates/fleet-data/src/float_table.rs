@@ -1,0 +1,216 @@
+//! Tables of 32-bit floats as files: CSV, or Parquet with the feature `parquet`. A file gets its
+//! name when it is complete.
+
+use fleet_base::file::AtomicFile;
+use fleet_base::{Error, Result};
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::Path;
+
+/// Writes rows of floats into a file whose ending tells the format.
+///
+/// ```
+/// use fleet_data::FloatTable;
+/// let path = std::env::temp_dir().join(format!("fleet-table-{}.csv", std::process::id()));
+/// let mut table = FloatTable::create(&path, &["score".to_string()])?;
+/// table.write(&[0.25, 1.5])?;
+/// table.finish()?;
+/// assert_eq!(std::fs::read_to_string(&path)?, "score\n0.25\n1.5\n");
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct FloatTable {
+    columns: usize,
+    form: Form,
+}
+
+enum Form {
+    Csv {
+        file: AtomicFile,
+        text: String,
+    },
+    #[cfg(feature = "parquet")]
+    Parquet(parquet_table::Table),
+}
+
+impl FloatTable {
+    /// Creates a file that ends in `.csv` or `.parquet`, with a column for each name.
+    pub fn create(path: &Path, names: &[String]) -> Result<FloatTable> {
+        FloatTable::check_name(path)?;
+        let columns = names.len();
+        if is_csv(path) {
+            let text = names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(",") + "\n";
+            return Ok(FloatTable {
+                columns,
+                form: Form::Csv { file: AtomicFile::create(path)?, text },
+            });
+        }
+        #[cfg(feature = "parquet")]
+        let table = Form::Parquet(parquet_table::Table::create(path, names)?);
+        #[cfg(feature = "parquet")]
+        return Ok(FloatTable { columns, form: table });
+        #[cfg(not(feature = "parquet"))]
+        Err(Error::unsupported("built without Parquet files").help("use the feature `parquet`"))
+    }
+
+    /// Fails unless the ending of a name tells a format.
+    pub fn check_name(path: &Path) -> Result<()> {
+        match is_csv(path) || has_ending(path, "parquet") {
+            true => Ok(()),
+            false => Err(Error::unsupported("format of the output is not supported")
+                .expected("a file that ends in .csv or .parquet")
+                .got(path.display())),
+        }
+    }
+
+    /// Appends rows, one after the other.
+    pub fn write(&mut self, values: &[f32]) -> Result<()> {
+        match &mut self.form {
+            Form::Csv { file, text } => {
+                for row in values.chunks(self.columns.max(1)) {
+                    for (index, value) in row.iter().enumerate() {
+                        let comma = if index == 0 { "" } else { "," };
+                        let _ = write!(text, "{comma}{value}");
+                    }
+                    text.push('\n');
+                }
+                write_text(file, text)
+            }
+            #[cfg(feature = "parquet")]
+            Form::Parquet(table) => table.write(values),
+        }
+    }
+
+    /// Completes the file, and gives it its name.
+    pub fn finish(self) -> Result<()> {
+        match self.form {
+            Form::Csv { mut file, mut text } => {
+                write_text(&mut file, &mut text)?;
+                file.commit()
+            }
+            #[cfg(feature = "parquet")]
+            Form::Parquet(table) => table.finish(),
+        }
+    }
+}
+
+fn write_text(file: &mut AtomicFile, text: &mut String) -> Result<()> {
+    let written = file.write_all(text.as_bytes());
+    text.clear();
+    written.map_err(|error| file.error("write", &error))
+}
+
+fn is_csv(path: &Path) -> bool {
+    has_ending(path, "csv")
+}
+
+fn has_ending(path: &Path, ending: &str) -> bool {
+    path.extension().and_then(|it| it.to_str()).is_some_and(|it| it.eq_ignore_ascii_case(ending))
+}
+
+fn quoted(name: &str) -> String {
+    match name.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", name.replace('"', "\"\"")),
+        false => name.to_string(),
+    }
+}
+
+#[cfg(feature = "parquet")]
+mod parquet_table {
+    use super::{AtomicFile, Error, Path, Result};
+    use parquet::basic::{Compression, Repetition, Type as Physical};
+    use parquet::data_type::FloatType;
+    use parquet::errors::ParquetError;
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::types::Type;
+    use std::sync::Arc;
+
+    pub struct Table {
+        writer: SerializedFileWriter<AtomicFile>,
+        /// The values of each column that are not written yet.
+        columns: Vec<Vec<f32>>,
+    }
+
+    /// Rows of a row group: readers load a group's column at once.
+    const GROUP_ROWS: usize = 1 << 20;
+
+    impl Table {
+        pub fn create(path: &Path, names: &[String]) -> Result<Table> {
+            let column = |name: &String| {
+                let column = Type::primitive_type_builder(name, Physical::FLOAT);
+                column.with_repetition(Repetition::REQUIRED).build().map(Arc::new)
+            };
+            let fields: Result<Vec<_>, ParquetError> = names.iter().map(column).collect();
+            let fields = fields.map_err(|error| failed(&error))?;
+            let schema = Type::group_type_builder("table").with_fields(fields).build();
+            let schema = Arc::new(schema.map_err(|error| failed(&error))?);
+            let properties = WriterProperties::builder().set_compression(Compression::SNAPPY);
+            // Scores rarely repeat, so a dictionary would only cost time.
+            let properties = Arc::new(properties.set_dictionary_enabled(false).build());
+            let file = AtomicFile::create(path)?;
+            let writer = SerializedFileWriter::new(file, schema, properties);
+            let writer = writer.map_err(|error| failed(&error).at(path.display()))?;
+            Ok(Table { writer, columns: vec![Vec::new(); names.len()] })
+        }
+
+        pub fn write(&mut self, values: &[f32]) -> Result<()> {
+            for row in values.chunks(self.columns.len().max(1)) {
+                self.columns.iter_mut().zip(row).for_each(|(column, value)| column.push(*value));
+            }
+            match self.columns.first().is_some_and(|column| column.len() >= GROUP_ROWS) {
+                true => self.group().map_err(|error| failed(&error)),
+                false => Ok(()),
+            }
+        }
+
+        pub fn finish(mut self) -> Result<()> {
+            if self.columns.first().is_some_and(|column| !column.is_empty()) {
+                self.group().map_err(|error| failed(&error))?;
+            }
+            self.writer.into_inner().map_err(|error| failed(&error))?.commit()
+        }
+
+        fn group(&mut self) -> Result<(), ParquetError> {
+            let mut group = self.writer.next_row_group()?;
+            for column in &mut self.columns {
+                let Some(mut writer) = group.next_column()? else { break };
+                writer.typed::<FloatType>().write_batch(column, None, None)?;
+                writer.close()?;
+                column.clear();
+            }
+            group.close()?;
+            Ok(())
+        }
+    }
+
+    fn failed(error: &ParquetError) -> Error {
+        Error::unavailable(format!("cannot write the Parquet file: {error}"))
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use crate::{Block, ColumnFiles, ColumnSpec, DataFormat, FloatTable, RecordFormat};
+        use fleet_base::Result;
+
+        #[test]
+        fn floats_are_read_back() -> Result<()> {
+            let temporary = std::env::temp_dir();
+            let folder = fleet_base::temporary::TemporaryFolder::new(&temporary, "fleet-floats")?;
+            let path = folder.path().join("scores.parquet");
+            let mut table = FloatTable::create(&path, &["a".to_string(), "b, c".to_string()])?;
+            table.write(&[1.0, 2.0, 0.1, f32::NAN])?;
+            assert!(!path.exists());
+            table.finish()?;
+            let columns = [ColumnSpec::number("b, c"), ColumnSpec::number("a")];
+            let files = ColumnFiles::new(DataFormat::Parquet, columns)?;
+            let (mut block, mut reader) = (Block::new(files.schema()), files.open(&path)?);
+            assert_eq!(reader.read(10, &mut block)?, 2);
+            assert_eq!(block.column(1).floats(1), Some(&[0.1][..]));
+            assert_eq!(block.column(0).floats(0), Some(&[2.0][..]));
+            assert!(block.column(0).floats(1).is_some_and(|it| it[0].is_nan()));
+            assert!(FloatTable::create(&folder.path().join("x.xlsx"), &[]).is_err());
+            Ok(())
+        }
+    }
+}
