@@ -12,6 +12,7 @@
 //!   the model. Validation, reports and predictions apply the same features.
 //! * `model/` writes the program, `train/` trains it by [`fleet::Trainer`], `saved.rs` is the
 //!   result, and `report/` measures it. `tune/` trains many variants of a job.
+//! * `lanes.rs` runs a saved model on rows, `predict.rs` scores files, and `serving.rs` requests.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
@@ -25,6 +26,7 @@ mod features;
 mod file;
 mod init;
 mod job;
+mod lanes;
 mod lines;
 mod model;
 mod optimizer;
@@ -38,10 +40,12 @@ mod rows;
 mod saved;
 pub mod schema;
 mod scoring;
+pub mod serving;
 mod split;
 pub mod train;
 pub mod tune;
 mod vectors;
+mod version;
 
 pub use check::problems_of;
 pub use lines::Lines;

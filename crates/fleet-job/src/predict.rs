@@ -8,12 +8,9 @@ use crate::scoring::for_each_batch;
 use clap::Args;
 use fleet::ExecOptions;
 use fleet::data::{DatasetOptions, QueueDataset};
-use fleet_base::file::AtomicFile;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
-use fleet_data::DataFormat;
-use std::fmt::Write as _;
-use std::io::Write;
+use fleet_data::{DataFormat, FloatTable};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,7 +24,7 @@ pub struct PredictArgs {
     /// Files with the rows: names or patterns; a label is not needed
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
     pub data: Vec<String>,
-    /// CSV file for the scores: a line for each row, in the order of the files and rows
+    /// File for the scores, .csv or .parquet: a row for each row, in the order of the files
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
     /// Number of threads, or 0 for the number of cores
@@ -43,36 +40,18 @@ pub struct PredictArgs {
 /// Runs the command.
 pub fn run(args: &PredictArgs, out: &mut Output) -> Result<(), ExitReason> {
     let begin = Instant::now();
-    let ending = args.out.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    if ending != "csv" {
-        return Err(Error::unsupported("format of the scores is not supported")
-            .expected("a file that ends in .csv")
-            .got(args.out.display())
-            .into());
-    }
+    FloatTable::check_name(&args.out)?;
     let options = ExecOptions::threads(usize::from(args.threads));
     let mut model = SavedModel::open(&args.model, options)?;
     let dataset = open(&model, &args.data, None)?;
-    let mut file = AtomicFile::create(&args.out)?;
-    let fail = |file: &AtomicFile, error: &std::io::Error| file.error("write", error);
+    let mut table = FloatTable::create(&args.out, &names(&model.features.label.meaning))?;
     let width = model.scores();
-    let mut text = header(&model.features.label.meaning);
     let mut rows = 0u64;
     for_each_batch(&mut model, &dataset, |scores, _| {
-        for row in scores.chunks(width) {
-            for (index, score) in row.iter().enumerate() {
-                let comma = if index == 0 { "" } else { "," };
-                let _ = write!(text, "{comma}{score}");
-            }
-            text.push('\n');
-        }
         rows += (scores.len() / width) as u64;
-        let written = file.write_all(text.as_bytes());
-        text.clear();
-        written.map_err(|error| fail(&file, &error))
+        table.write(scores)
     })?;
-    file.write_all(text.as_bytes()).map_err(|error| fail(&file, &error))?;
-    file.commit()?;
+    table.finish()?;
     let seconds = begin.elapsed().as_secs_f64();
     let (count, rate) = (text::count(rows as f64), text::count(rows as f64 / seconds.max(1e-9)));
     out.line(format!(
@@ -111,16 +90,10 @@ pub(crate) fn open(
     Ok(dataset)
 }
 
-/// Returns the header line: `score`, or one name for each class.
-fn header(meaning: &Meaning) -> String {
+/// Returns the names of the scores: `score`, or one for each class.
+fn names(meaning: &Meaning) -> Vec<String> {
     match meaning {
-        Meaning::Classes(classes) => {
-            let quoted = |class: &String| match class.contains([',', '"', '\n', '\r']) {
-                true => format!("\"score_{}\"", class.replace('"', "\"\"")),
-                false => format!("score_{class}"),
-            };
-            classes.iter().map(quoted).collect::<Vec<_>>().join(",") + "\n"
-        }
-        _ => "score\n".to_string(),
+        Meaning::Classes(classes) => classes.iter().map(|class| format!("score_{class}")).collect(),
+        _ => vec!["score".to_string()],
     }
 }

@@ -13,6 +13,11 @@ use std::sync::Arc;
 pub struct RawNames(Vec<String>);
 
 impl RawNames {
+    /// Takes the names of columns, in the order of their slots.
+    pub fn new(names: impl IntoIterator<Item = String>) -> RawNames {
+        RawNames(names.into_iter().collect())
+    }
+
     /// Returns the place of a column.
     pub fn index(&self, name: &str) -> Result<usize> {
         self.0.iter().position(|known| known == name).ok_or_else(|| {
@@ -127,7 +132,8 @@ impl Raw {
     }
 }
 
-fn spec(column: &ColumnPart) -> ColumnSpec {
+/// Returns the column of files that a column of a job names.
+pub fn spec(column: &ColumnPart) -> ColumnSpec {
     match column.kind {
         ColumnKind::Number => ColumnSpec::number(&column.source),
         ColumnKind::Category => ColumnSpec::category(&column.source),

@@ -7,28 +7,26 @@
 //! model/report.json     the measures of the finished model
 //! model/report.html     the same as a page with charts
 //! model/scalars.csv     the measures during the training
+//! model/version.json    the version, with sums of the other files; written last
 //! ```
 
 use crate::check::check;
 use crate::features::{self, Applied, Features};
 use crate::file;
 use crate::job::{ColumnPart, Job, Role, Side};
+use crate::lanes::Lanes;
 use crate::raw::Raw;
+use crate::version::{self, Version};
+pub use crate::version::{FEATURES_FILE, JOB_FILE, PROGRAM_FOLDER};
+use fleet::ExecOptions;
 use fleet::ir::Program;
 use fleet::ops::Services;
-use fleet::{ExecOptions, Executor, InferenceModel, Tensor};
 use fleet_base::file::{make_folder, write_file};
 use fleet_base::{Error, Result};
 use fleet_data::{Batch, DataFormat};
 use std::path::Path;
 use std::sync::Arc;
 
-/// File of the job in a model folder.
-pub const JOB_FILE: &str = "job.toml";
-/// File of the features.
-pub const FEATURES_FILE: &str = "features.json";
-/// Folder of the program.
-pub const PROGRAM_FOLDER: &str = "program";
 /// File of the report.
 pub const REPORT_FILE: &str = "report.json";
 /// File of the report as a page.
@@ -36,34 +34,38 @@ pub const HTML_FILE: &str = "report.html";
 /// Folder of checkpoints during the training.
 pub const CHECKPOINTS_FOLDER: &str = "checkpoints";
 
-/// Rows that are scored at once. The report and predictions use the same number.
+/// Rows of a batch that is scored.
 pub const SCORE_ROWS: usize = 4096;
 
-/// Writes the job and its features into a model folder.
+/// Writes the job and its features into a model folder. Readers wait until the program is written,
+/// too, and [`version::finish`] is called.
 pub fn save_job(folder: &Path, text: &str, features: &Features) -> Result<()> {
     make_folder(folder)?;
+    version::begin(folder)?;
     write_file(&folder.join(JOB_FILE), text.as_bytes())?;
     features::save(features, &folder.join(FEATURES_FILE))
 }
 
-/// A trained model that scores rows.
+/// A trained model that scores rows. A row has the same scores in any batch, bit for bit.
 pub struct SavedModel {
     /// The job.
-    pub job: Job,
+    pub job: Arc<Job>,
     /// The fitted features.
     pub features: Arc<Features>,
-    model: InferenceModel,
-    executor: Executor,
+    /// The version of the folder.
+    pub version: Version,
+    program: Arc<Program>,
+    targets: Vec<String>,
     /// The programs of the vectors of users and items, once they are used.
     towers: [Option<Program>; 2],
-    out: Vec<Tensor>,
+    lanes: Lanes,
 }
 
 impl SavedModel {
-    /// Opens a model folder.
+    /// Opens a model folder. Rows are scored by as many threads as the options say. If a training
+    /// is just replacing the model, waits for it.
     pub fn open(folder: &Path, options: ExecOptions) -> Result<SavedModel> {
-        let job_file = folder.join(JOB_FILE);
-        if !job_file.is_file() || !folder.join(FEATURES_FILE).is_file() {
+        if !folder.join(JOB_FILE).is_file() || !folder.join(FEATURES_FILE).is_file() {
             return Err(Error::invalid("not a model folder")
                 .expected(format!(
                     "a folder with {JOB_FILE}, {FEATURES_FILE} and {PROGRAM_FOLDER}/"
@@ -71,7 +73,11 @@ impl SavedModel {
                 .got(folder.display())
                 .help("name the folder that a job wrote (output.folder)"));
         }
-        let (text, _) = file::read(&job_file)?;
+        version::read_whole(folder, |version| SavedModel::read(folder, version, &options))
+    }
+
+    fn read(folder: &Path, version: &Version, options: &ExecOptions) -> Result<SavedModel> {
+        let (text, _) = file::read(&folder.join(JOB_FILE))?;
         let (job, problems) = check(&text);
         crate::problems::fail_on_errors(&problems)?;
         let features = Arc::new(features::load(&folder.join(FEATURES_FILE))?);
@@ -80,8 +86,29 @@ impl SavedModel {
             Some(tables) => Services::none().with_tables(Arc::clone(tables)),
             None => Services::none(),
         };
-        let executor = Executor::new(options).services(services);
-        Ok(SavedModel { job, features, model, executor, towers: [None, None], out: Vec::new() })
+        Ok(SavedModel {
+            job: Arc::new(job),
+            features,
+            version: version.clone(),
+            program: Arc::new(model.program),
+            targets: model.targets,
+            towers: [None, None],
+            lanes: Lanes::new(model.scope, services, options),
+        })
+    }
+
+    /// Returns the same model for another thread, which scores with one thread. Parameters are in
+    /// memory once.
+    pub fn share(&mut self) -> SavedModel {
+        SavedModel {
+            job: Arc::clone(&self.job),
+            features: Arc::clone(&self.features),
+            version: self.version.clone(),
+            program: Arc::clone(&self.program),
+            targets: self.targets.clone(),
+            towers: [None, None],
+            lanes: self.lanes.share(),
+        }
     }
 
     /// Returns the number of scores of a row.
@@ -92,14 +119,16 @@ impl SavedModel {
     /// Prepares to read the columns that the features need, from files of a format. Rows that
     /// cannot be read are errors.
     pub fn raw(&self, format: DataFormat) -> Result<Raw> {
-        let mut job = self.job.clone();
+        let mut job = Job::clone(&self.job);
         (job.data.bad_rows_max, job.data.bad_rows_kept) = (0, None);
-        let crossed = |column: &ColumnPart| {
-            self.job.crosses.iter().any(|cross| cross.columns.contains(&column.name))
-        };
-        Raw::new(&job, Path::new(""), format, false, |column| {
-            column.role == Role::Feature || crossed(column)
-        })
+        Raw::new(&job, Path::new(""), format, false, |column| self.reads(column))
+    }
+
+    /// Returns whether the features need a column.
+    pub fn reads(&self, column: &ColumnPart) -> bool {
+        let crosses = &self.job.crosses;
+        column.role == Role::Feature
+            || crosses.iter().any(|cross| cross.columns.contains(&column.name))
     }
 
     /// Prepares the features for rows without labels.
@@ -109,14 +138,8 @@ impl SavedModel {
 
     /// Returns the scores of a batch, row after row.
     pub fn score(&mut self, batch: &Batch) -> Result<&[f32]> {
-        let feeds = batch.feeds();
-        let wanted = |(name, _): &(&str, &Tensor)| self.model.feeds.iter().any(|feed| feed == name);
-        let feeds: Vec<(&str, &Tensor)> = feeds.into_iter().filter(wanted).collect();
-        // The vectors of a model with two towers follow.
-        let fetch: Vec<&str> = self.model.targets.iter().take(1).map(String::as_str).collect();
-        self.out = self.executor.run(&self.model.program, &mut self.model.scope, &feeds, &fetch)?;
-        let scores = self.out.first().ok_or_else(|| Error::internal("no scores"))?;
-        scores.as_slice::<f32>()
+        let target = self.targets.first().ok_or_else(|| Error::internal("no scores"))?;
+        self.lanes.run(&self.program, target, batch)
     }
 
     /// Returns the vectors of users or items of a batch, row after row, of a model with two towers.
@@ -126,19 +149,12 @@ impl SavedModel {
             Side::Item => 1,
         };
         let no_vectors = || Error::internal("the model has no vectors");
-        let target = self.model.targets.get(1 + at).ok_or_else(no_vectors)?;
+        let target = self.targets.get(1 + at).ok_or_else(no_vectors)?;
         let program = match &mut self.towers[at] {
             Some(program) => program,
             // Without the other tower, whose inputs may be missing.
-            none => {
-                let program = &self.model.program;
-                none.insert(program.prune(&[program.var_named(target)?]))
-            }
+            none => none.insert(self.program.prune(&[self.program.var_named(target)?])),
         };
-        let is_input = |name: &str| program.find_var(name).is_some();
-        let feeds: Vec<(&str, &Tensor)> =
-            batch.feeds().into_iter().filter(|(name, _)| is_input(name)).collect();
-        self.out = self.executor.run(program, &mut self.model.scope, &feeds, &[target])?;
-        self.out.first().ok_or_else(no_vectors)?.as_slice::<f32>()
+        self.lanes.run(program, target, batch)
     }
 }

@@ -15,8 +15,11 @@ use crate::problems::{fail_on_errors, of_findings};
 use crate::report::{self, Measured, Report};
 use crate::retrieval;
 use crate::rows::Share;
-use crate::saved::{CHECKPOINTS_FOLDER, FEATURES_FILE, HTML_FILE, SavedModel, save_job};
+use crate::saved::{
+    CHECKPOINTS_FOLDER, FEATURES_FILE, HTML_FILE, PROGRAM_FOLDER, SavedModel, save_job,
+};
 use crate::split::Part;
+use crate::version;
 use clap::Args;
 use fleet::data::InMemoryDataset;
 use fleet::strategy::StrategySource;
@@ -243,9 +246,11 @@ impl TrainPlan {
         CheckpointPolicy { every_steps, every, keep_last: CHECKPOINTS_KEPT }
     }
 
-    /// Writes the job and the features into the model folder.
-    fn save_job(&self) -> Result<()> {
-        save_job(&self.folder, &self.source, &self.features)
+    /// Writes job, features and program into the model folder, as a new version of it.
+    fn replace_model(&self, save_program: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+        save_job(&self.folder, &self.source, &self.features)?;
+        save_program(&self.folder.join(PROGRAM_FOLDER))?;
+        version::finish(&self.folder)
     }
 
     /// Scores the test rows with the saved model, and writes and shows the report. Without test

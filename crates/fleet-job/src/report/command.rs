@@ -2,7 +2,7 @@
 
 use super::{Report, measure};
 use crate::data::JobData;
-use crate::job::TaskKind;
+use crate::job::{Job, TaskKind};
 use crate::saved::SavedModel;
 use crate::split::Part;
 use clap::Args;
@@ -88,7 +88,7 @@ fn of_files(
         return Err(Error::unsupported("a retrieval cannot be measured on other data")
             .help("fleet job report without --data shows the measures of its test rows"));
     }
-    let mut job = model.job.clone();
+    let mut job = Job::clone(&model.job);
     job.data.train = files.to_vec();
     (job.data.validation, job.data.test) = (None, None);
     job.data.bad_rows_kept = None;

@@ -10,6 +10,7 @@ use crate::split::Part;
 use fleet::nn::Net;
 use fleet::trainer::{Ended, Every, StopFlag, Trained};
 use fleet::{CheckpointPolicy, Fleet, Session};
+use fleet_base::file::make_folder;
 use fleet_base::output::ExitReason;
 use fleet_base::{Error, Result};
 use std::time::Instant;
@@ -24,7 +25,7 @@ pub fn run(
     plan.describe(fleet, parameters(&model.session), out)?;
     let mut rows = model.rows(plan)?;
     if fleet.is_first_worker() {
-        plan.save_job()?;
+        make_folder(&plan.folder)?;
     }
     let trained = model.train(plan, fleet, &mut rows, Length::default())?;
     if trained.ended == Ended::Requested {
@@ -139,9 +140,10 @@ impl RankModel {
             best.resume(&session.programs.main, &mut session.scope)?;
         }
         if let Some(whole) = fleet.whole(session)? {
-            let program = plan.folder.join(PROGRAM_FOLDER);
-            let targets = self.names.targets();
-            fleet::save_inference_model(&program, &whole.program, &targets, &whole.scope)?;
+            plan.replace_model(|folder| {
+                let targets = self.names.targets();
+                fleet::save_inference_model(folder, &whole.program, &targets, &whole.scope)
+            })?;
         }
         Ok(())
     }

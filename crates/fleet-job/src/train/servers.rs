@@ -7,7 +7,6 @@ use crate::lines::Lines;
 use crate::model::{TablePlace, build};
 use crate::optimizer::optimizer;
 use crate::rows::Share;
-use crate::saved::PROGRAM_FOLDER;
 use crate::split::Part;
 use fleet::nn::Net;
 use fleet::ps::{SaveFormat, SaveMode};
@@ -15,6 +14,7 @@ use fleet::servers::{Exchange, Worker, written_exchange};
 use fleet::strategy::Written;
 use fleet::trainer::Trained;
 use fleet::{CheckpointPolicy, Error, Fleet};
+use fleet_base::file::make_folder;
 use fleet_base::output::ExitReason;
 use fleet_base::text;
 use std::time::Instant;
@@ -49,20 +49,17 @@ pub fn run(
     plan.describe(fleet, dense as f64 + rows, out)?;
     let is_first = fleet.is_first_worker();
     if is_first {
-        plan.save_job()?;
+        make_folder(&plan.folder)?;
     }
     let trained = train(plan, &part, &names, fleet, &mut worker)?;
     trained.wait(&worker, 1)?;
     worker.flush()?;
     if is_first {
         load_best(plan, &trained, &mut worker)?;
-        let program = plan.folder.join(PROGRAM_FOLDER);
-        worker.save_inference_model(
-            &program,
-            &names.targets(),
-            SaveMode::All,
-            SaveFormat::Binary,
-        )?;
+        plan.replace_model(|folder| {
+            let (mode, format) = (SaveMode::All, SaveFormat::Binary);
+            worker.save_inference_model(folder, &names.targets(), mode, format).map(drop)
+        })?;
         plan.report(&trained, begin.elapsed().as_secs_f64(), out)?;
     }
     // Servers must stay until the first worker has saved and reported.

@@ -19,7 +19,7 @@ use crate::file::{self, Text, View};
 use crate::job::Job;
 use crate::lines::Lines;
 use crate::problems::fail_on_errors;
-use crate::saved::{CHECKPOINTS_FOLDER, save_job};
+use crate::saved::CHECKPOINTS_FOLDER;
 use crate::train::collective::{Length, RankModel, RankRows};
 use crate::train::{Prepared, TrainPlan, prepare};
 use clap::Args;
@@ -402,7 +402,6 @@ impl<'f> Search<'f> {
         let trained = model.train(&plan, self.fleet, &mut rows, length)?;
         drop(rows);
         model.finish(&plan, self.fleet, &trained)?;
-        save_job(&plan.folder, &plan.source, &plan.features)?;
         plan.report(&trained, trained.seconds, out)?;
         let best_file = self.base.join(BEST_FILE);
         write_file(&best_file, plan.source.as_bytes())?;
