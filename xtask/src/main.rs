@@ -150,23 +150,25 @@ fn targets() -> Outcome {
     Ok(())
 }
 
-/// Control of servers over gRPC, which has many dependencies. Its tests are among those of
-/// [`features`].
-const OF_SERVERS: &str = "--features=fleet-ps/grpc,fleet-cli/grpc";
+/// gRPC, which has many dependencies: control of servers, and predictions. Its tests are among
+/// those of [`features`].
+const OF_SERVERS: &str = "--features=fleet-ps/grpc,fleet-serve/grpc,fleet-cli/grpc";
 
 /// Readers of files and stores of other systems. Only their users turn them on, and they take five
 /// minutes to build, so they are not part of `ci`.
 const FEATURES: &[&str] = &["--package", "fleet-data", "--all-features", "--all-targets"];
 
-/// Control of servers over gRPC.
-const GRPC: &[&str] = &["--package=fleet-ps", "--package=fleet-cli", OF_SERVERS];
+/// Control of servers and predictions over gRPC.
+const GRPC: &[&str] =
+    &["--package=fleet-ps", "--package=fleet-serve", "--package=fleet-cli", OF_SERVERS];
 
 fn features() -> Outcome {
     cargo("lints", &[&["clippy"], FEATURES, &["--", "-D", "warnings"]].concat())?;
     cargo("tests", &[&["test"], &FEATURES[..3]].concat())?;
     let lints = [&["clippy", "--all-targets"], GRPC, &["--", "-D", "warnings"]].concat();
-    cargo("lints of control over gRPC", &lints)?;
-    cargo("tests of control over gRPC", &[&["test"], GRPC, &["--", "control::", "grpc::"]].concat())
+    let tests = ["--", "control::", "grpc::", "message::"];
+    cargo("lints of gRPC", &lints)?;
+    cargo("tests of gRPC", &[&["test"], GRPC, &tests].concat())
 }
 
 /// Runs all cases of `crates/fleet-cli/tests/faults`; the tests run some of them.

@@ -21,6 +21,7 @@ mod ps_train;
 mod py;
 mod rec;
 mod resnet50;
+mod serving;
 mod wide_deep;
 
 use measure::Options;
@@ -55,6 +56,10 @@ fn main() -> ExitCode {
             "ps/wide_deep_1s1w_vs_paddle" => ps_train::run(&options, 1, true),
             "ps/wide_deep_1s2w_vs_paddle" => ps_train::run(&options, 2, true),
             "ps/wide_deep_1s2w_sync" => ps_train::run(&options, 2, false),
+            "rec/serve_json" => serving::serve_json(&options),
+            #[cfg(feature = "grpc")]
+            "rec/serve_grpc" => serving::serve_grpc(&options),
+            "rec/predict" => serving::predict(&options),
             "py/run_overhead" => py::run_overhead(&options),
             "launch/startup_vs_50ms" => launch::startup(&options),
             "ddp/mlp_step_vs_torch" => ddp::step(&options, "mlp"),

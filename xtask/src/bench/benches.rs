@@ -263,6 +263,10 @@ pub const BENCHES: &[Bench] = &[
     // The aim is 10 times the peer's.
     rec("rec/adult_vs_widedeep", ADULT_PEER),
     rec("rec/movielens_vs_widedeep", MOVIELENS_PEER),
+    // Limits of the 99th percentile, which are 5 ms: a smaller result is better.
+    Bench { name: "rec/serve_json", unit: "ms", peers: &[], target: None },
+    Bench { name: "rec/serve_grpc", unit: "ms", peers: &[], target: None },
+    Bench { name: "rec/predict", unit: "of the forward speed", peers: &[], target: Some(0.8) },
     // 50 ms per start.
     Bench { name: "launch/startup_vs_50ms", unit: "starts/s", peers: &[], target: Some(20.0) },
 ];

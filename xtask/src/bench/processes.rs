@@ -37,14 +37,16 @@ pub fn build(checkout: &Path, root: &Path, chosen: &[&Bench]) -> Result<(), Stri
         };
     packages(|name| name.starts_with("launch/") || is_job(name), &["--package", "fleet-cli"])?;
     packages(is_comm, &["--package", "fleet-comm", "--example", "all_reduce"])?;
-    packages(|name| !is_comm(name), &["--package", "fleet-bench"])?;
+    packages(is_job, &["--package", "fleet-bench", "--features", "grpc"])?;
+    packages(|name| !is_comm(name) && !is_job(name), &["--package", "fleet-bench"])?;
     match chosen.iter().any(|bench| is_python(bench.name)) {
         true => python::optimized(checkout).map(drop),
         false => Ok(()),
     }
 }
 
-/// Jobs print the AUC and the time of each seed beside their result.
+/// Jobs print the AUC and the time of each seed beside their result. Their models are also served
+/// over gRPC.
 fn is_job(name: &str) -> bool {
     name.starts_with("rec/")
 }
@@ -95,6 +97,7 @@ pub fn run_ours(place: &Place<'_>, name: &str, threads: usize) -> Result<Value, 
     // Ranks are processes of one thread, and need only collectives.
     let program: &[&str] = match is_comm(name) {
         true => &["fleet-comm", "--example", "all_reduce"],
+        false if is_job(name) => &["fleet-bench", "--features", "grpc"],
         false => &["fleet-bench"],
     };
     command.args(["run", "--release", "--quiet", "--package"]).args(program).args([
