@@ -33,6 +33,8 @@ pub struct Distributed {
     pub(crate) network: NetworkText,
     /// The predicted step, if the layout was planned.
     pub(crate) prediction: Option<Prediction>,
+    /// Private memory of this process before the layout was planned, in bytes.
+    pub(crate) memory_before: Option<u64>,
 }
 
 impl Fleet {
@@ -47,7 +49,7 @@ impl Fleet {
         job: &Distributed,
         options: ExecOptions,
     ) -> Result<Session> {
-        let clock = StepClock::new(job.prediction, job.plan.stage.as_ref());
+        let clock = StepClock::new(job.prediction, job.memory_before, job.plan.stage.as_ref());
         let options = self.on_own_cores(exec_options(&job.strategy, options))?;
         let options = options_of_worker(options, self.worker_index());
         self.print_in_force(&job.strategy, &options);

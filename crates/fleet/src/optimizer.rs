@@ -264,7 +264,7 @@ impl DistributedOptimizer<'_> {
         let loss = loss.id();
         let mut strategy = flagged.clone();
         let mut network = NetworkText::default();
-        let mut prediction = None;
+        let (mut prediction, mut memory_before) = (None, None);
         let rewrite = |programs: &mut Programs, registry: &'static Registry| {
             let optimizer = &self.optimizer;
             if ranks.count > 1 {
@@ -283,6 +283,7 @@ impl DistributedOptimizer<'_> {
                 let (fleet, memory) = (self.fleet, self.memory);
                 let planned = planner::plan_job(fleet, network, &rates, (global, memory))?;
                 (layout, prediction) = (Some(planned.choice), planned.prediction);
+                memory_before = planned.memory_before;
             }
             let on = Cluster { ranks, rates, layout };
             let written = self.strategy_ref(&strategy);
@@ -313,7 +314,7 @@ impl DistributedOptimizer<'_> {
             let ranks = counted(ranks.count, "rank");
             report.print(format_args!("{ranks}, {}", plan.chain_text()));
         }
-        Ok(Distributed { plan, strategy, network, prediction })
+        Ok(Distributed { plan, strategy, network, prediction, memory_before })
     }
 }
 

@@ -52,11 +52,17 @@ pub(crate) struct Measured {
 }
 
 impl StepClock {
-    /// Starts before a session exists, whose memory is measured.
-    pub fn new(prediction: Option<Prediction>, stage: Option<&StageInfo>) -> StepClock {
+    /// Starts before a session exists, whose memory is measured. A planning has used memory that
+    /// the session reuses, so the memory from before it counts, if it is known.
+    pub fn new(
+        prediction: Option<Prediction>,
+        before_planning: Option<u64>,
+        stage: Option<&StageInfo>,
+    ) -> StepClock {
         let stage = stage.filter(|stage| stage.count > 1).cloned();
         let is_watched = prediction.is_some() || stage.is_some();
-        let memory_before = is_watched.then(private_bytes).flatten();
+        let now = is_watched.then(private_bytes).flatten();
+        let memory_before = now.into_iter().chain(before_planning).min();
         StepClock(Arc::new(Shared { prediction, stage, memory_before, ..Shared::default() }))
     }
 
@@ -184,7 +190,7 @@ mod tests {
             Prediction { step_seconds: 0.011, memory_bytes: 200 << 20, ..Prediction::default() };
         let stage =
             StageInfo { count: 2, micro_batches: 8, virtual_stages: 1, ..StageInfo::default() };
-        let clock = StepClock::new(Some(prediction), Some(&stage));
+        let clock = StepClock::new(Some(prediction), None, Some(&stage));
         let all = [measured(10.0, 1.0, 100.0), measured(9.0, 1.8, 250.0)];
         let lines = clock.report(0, &all);
         assert_eq!(
@@ -197,7 +203,7 @@ mod tests {
             ]
         );
         assert!(clock.report(0, &all).is_empty());
-        let alone = StepClock::new(None, Some(&stage)).report(3, &all[1..]);
+        let alone = StepClock::new(None, None, Some(&stage)).report(3, &all[1..]);
         assert!(alone[0].contains("step: rank 3 20.0 %;"), "{alone:?}");
     }
 }

@@ -6,7 +6,7 @@
 
 use super::layout::{Layout, Order, Schedule};
 use super::measure::op_factors;
-use super::memory::rank_memory;
+use super::memory::{private_bytes, rank_memory};
 use super::predict::{Machines, Network, Prediction, fixed_batch};
 use super::search::{Batch, Candidate, Found, Goal, LayoutSearch, search};
 use super::speeds::Speeds;
@@ -25,6 +25,8 @@ pub struct Planned {
     pub choice: ChosenLayout,
     /// Its prediction; none if no layout fits.
     pub prediction: Option<Prediction>,
+    /// Private memory of this process before the planning, in bytes.
+    pub memory_before: Option<u64>,
 }
 
 /// Time after which a job starts with the best layout that was found.
@@ -38,6 +40,7 @@ pub fn plan_job(
     rates: &Rates,
     (global_batch, memory): (Option<usize>, Option<u64>),
 ) -> Result<Planned> {
+    let memory_before = private_bytes();
     let ranks = fleet.ranks();
     let here = ranks.per_node.min(ranks.count);
     let memory = memory.or(fleet.env().size(names::FLEET_MEMORY)?).or_else(|| rank_memory(here));
@@ -83,14 +86,14 @@ pub fn plan_job(
     let chosen = fleet.util().all_reduce(&own, ReduceOp::Max)?;
     let Some(best) = candidate(&chosen) else {
         let choice = ChosenLayout { reasons, ..ChosenLayout::default() };
-        return Ok(Planned { choice, prediction: None });
+        return Ok(Planned { choice, ..Planned::default() });
     };
     if reasons.is_empty() {
         reasons.push(format!("layout {}, as the first worker has chosen", best.layout));
     }
     let strategy = best.layout.strategy(&DistributedStrategy::new(), best.batch);
     let choice = ChosenLayout { strategy, reasons };
-    Ok(Planned { choice, prediction: Some(best.prediction) })
+    Ok(Planned { choice, prediction: Some(best.prediction), memory_before })
 }
 
 /// Returns what a search has found, in lines for the job's log.
