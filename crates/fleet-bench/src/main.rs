@@ -56,10 +56,6 @@ fn main() -> ExitCode {
             "ps/wide_deep_1s1w_vs_paddle" => ps_train::run(&options, 1, true),
             "ps/wide_deep_1s2w_vs_paddle" => ps_train::run(&options, 2, true),
             "ps/wide_deep_1s2w_sync" => ps_train::run(&options, 2, false),
-            "rec/serve_json" => serving::serve_json(&options),
-            #[cfg(feature = "grpc")]
-            "rec/serve_grpc" => serving::serve_grpc(&options),
-            "rec/predict" => serving::predict(&options),
             "py/run_overhead" => py::run_overhead(&options),
             "launch/startup_vs_50ms" => launch::startup(&options),
             "ddp/mlp_step_vs_torch" => ddp::step(&options, "mlp"),
@@ -85,10 +81,8 @@ fn main() -> ExitCode {
             "mp/sharding_stage2" => mp::sharding(&options, 2),
             "mp/sharding_stage3" => mp::sharding(&options, 3),
             "mp/fsdp_vs_torch" => mp::step(&options, Division::State(3)),
-            "rec/adult_vs_widedeep" => rec::run(&options, &rec::ADULT),
-            "rec/movielens_vs_widedeep" => rec::run(&options, &rec::MOVIELENS),
             "mp/plsc" => plsc::step(&options),
-            other => return Err(format!("unknown benchmark '{other}'")),
+            other => job(other, &options),
         }
         .map_err(|error| error.to_string())
     });
@@ -98,5 +92,18 @@ fn main() -> ExitCode {
             eprintln!("error: {message}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Runs a benchmark of job files.
+fn job(name: &str, options: &Options) -> fleet::Result<()> {
+    match name {
+        "rec/serve_json" => serving::serve_json(options),
+        #[cfg(feature = "grpc")]
+        "rec/serve_grpc" => serving::serve_grpc(options),
+        "rec/predict" => serving::predict(options),
+        "rec/adult_vs_widedeep" => rec::run(options, &rec::ADULT),
+        "rec/movielens_vs_widedeep" => rec::run(options, &rec::MOVIELENS),
+        other => Err(fleet::Error::invalid("unknown benchmark").got(other)),
     }
 }

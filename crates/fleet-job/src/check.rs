@@ -515,6 +515,40 @@ impl<'t> Rules<'t> {
                 }
             }
         }
+        self.same_widths();
+        match job.model.kind {
+            ModelKind::Mf => {
+                self.sides("mf");
+                self.not_towers();
+            }
+            ModelKind::TwoTower => {
+                self.sides("two_tower");
+                self.towers();
+            }
+            _ => self.not_towers(),
+        }
+        let has_history = job.columns.iter().any(|column| column.history_of.is_some());
+        if job.model.kind == ModelKind::Din && !has_history {
+            let problem = Problem::error("model.kind", "din needs a history")
+                .help("add history_of = \"ITEM\" to a column of kind categories");
+            self.add(problem, view.place("kind"));
+        }
+        if job.model.kind != ModelKind::Din && view.node("attention").is_some() {
+            let problem = Problem::error("model.attention", "applies only to kind = \"din\"");
+            self.add(problem.help("remove the field"), view.place("attention"));
+        }
+        let deep = ["dropout", "input_dropout", "norm", "activation"];
+        if job.model.hidden.is_empty() {
+            for field in deep.iter().filter(|field| view.node(field).is_some()) {
+                let problem = Problem::error(format!("model.{field}"), "needs hidden layers");
+                self.add(problem, view.place(field));
+            }
+        }
+    }
+
+    /// Some models need embeddings of one width.
+    fn same_widths(&mut self) {
+        let job = self.job;
         let needs_same_width = match job.model.kind {
             ModelKind::DeepFm => Some("deepfm"),
             ModelKind::Mf => Some("mf"),
@@ -542,34 +576,6 @@ impl<'t> Rules<'t> {
                     .help("set model.dim and remove dim here");
                     self.add(problem, at);
                 }
-            }
-        }
-        match job.model.kind {
-            ModelKind::Mf => {
-                self.sides("mf");
-                self.not_towers();
-            }
-            ModelKind::TwoTower => {
-                self.sides("two_tower");
-                self.towers();
-            }
-            _ => self.not_towers(),
-        }
-        let has_history = job.columns.iter().any(|column| column.history_of.is_some());
-        if job.model.kind == ModelKind::Din && !has_history {
-            let problem = Problem::error("model.kind", "din needs a history")
-                .help("add history_of = \"ITEM\" to a column of kind categories");
-            self.add(problem, view.place("kind"));
-        }
-        if job.model.kind != ModelKind::Din && view.node("attention").is_some() {
-            let problem = Problem::error("model.attention", "applies only to kind = \"din\"");
-            self.add(problem.help("remove the field"), view.place("attention"));
-        }
-        let deep = ["dropout", "input_dropout", "norm", "activation"];
-        if job.model.hidden.is_empty() {
-            for field in deep.iter().filter(|field| view.node(field).is_some()) {
-                let problem = Problem::error(format!("model.{field}"), "needs hidden layers");
-                self.add(problem, view.place(field));
             }
         }
     }

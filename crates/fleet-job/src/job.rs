@@ -119,12 +119,12 @@ pub enum ColumnKind {
     Time,
 }
 
-/// What a feature of a model with two sides describes.
+/// The side that a feature of a model with two sides describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Who chooses.
+    /// The one who chooses.
     User,
-    /// What is chosen.
+    /// The thing that is chosen.
     Item,
 }
 
@@ -149,7 +149,7 @@ pub struct ColumnPart {
     pub category: CategoryPart,
     /// The column whose earlier values the values are.
     pub history_of: Option<String>,
-    /// What the feature describes.
+    /// The side that the feature describes.
     pub side: Option<Side>,
     /// Label: what it means.
     pub label: LabelPart,

@@ -28,7 +28,12 @@ pub struct RecommendArgs {
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
     pub users: Vec<String>,
     /// Number of items for each user
-    #[arg(short, value_name = "K", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        short,
+        value_name = "K",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     pub k: u32,
     /// CSV file for the items: a line for each user and item, best items first
     #[arg(long, value_name = "FILE")]

@@ -207,8 +207,8 @@ impl<'n> Inputs<'n> {
         parts.transpose([1, 0, 2]).matmul(weights).transpose([1, 0, 2]) + bias
     }
 
-    /// Returns the row of the value that a history is compared with, `[batch, 1, dim]`, if the model
-    /// compares them.
+    /// Returns the row of the value that a history is compared with, `[batch, 1, dim]`, if the
+    /// model compares them.
     fn target_of(&self, features: &Features, ids: &Ids, job: &Job) -> Option<Var<'n>> {
         let name = ids.history_of.as_ref().filter(|_| job.model.kind == ModelKind::Din)?;
         let at = features.single(ids.dim).position(|other| other.name == *name)? as i64;
@@ -272,8 +272,8 @@ impl<'n> Inputs<'n> {
     }
 }
 
-/// The sum of the rows of a history, weighted by how they go with the row of the target: `[batch, n,
-/// dim]` and `[batch, 1, dim]` to `[batch, dim]`.
+/// The sum of the rows of a history, weighted by how they go with the row of the target:
+/// `[batch, n, dim]` and `[batch, 1, dim]` to `[batch, dim]`.
 fn attended<'n>(
     history: Var<'n>,
     target: Var<'n>,

@@ -312,7 +312,7 @@ const MODEL_KIND: Kind = Kind::Choice(&[
     ("din", "an mlp; of a history, values that are like the row's own value count more"),
     (
         "mf",
-        "matrix factorization: the product of the user's and the item's vectors, and a linear model",
+        "matrix factorization: the product of a user's and an item's vectors, and a linear model",
     ),
     ("two_tower", "an mlp for each side; the score is the product of their vectors"),
 ]);
