@@ -1,10 +1,7 @@
 """Job files: training on your own data without a network of your own."""
 
-import csv
-import json
 import os
 import sys
-import tempfile
 
 from fleet._fleet import job_check, job_folder, job_predict, job_train
 
@@ -49,6 +46,9 @@ class Job:
         files = _files(data)
         if files is not None:
             return job_predict(self.folder, files, False, self.threads)
+        # Imported here, so that the package is imported sooner.
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="fleet-job-") as folder:
             path = _write(data, folder)
             return job_predict(self.folder, [path], True, self.threads)
@@ -62,6 +62,8 @@ class Job:
                 f"no report: expected a model folder, got {self.folder}\n  "
                 "help: train the job first"
             )
+        import json
+
         with open(path, encoding="utf-8") as file:
             return json.load(file)
 
@@ -125,6 +127,8 @@ def _columns(table):
 
 
 def _write_csv(columns, path):
+    import csv
+
     def text(name, value):
         if value is None or value != value:
             return ""
