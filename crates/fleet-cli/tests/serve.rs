@@ -504,7 +504,6 @@ fn a_model_is_replaced_without_a_failed_request() {
             let (mut connection, mut seen) = (serving.connect(), Vec::new());
             while !stop.load(Ordering::Relaxed) {
                 seen.push(connection.scores(&body));
-                std::thread::sleep(Duration::from_millis(2));
             }
             seen
         };

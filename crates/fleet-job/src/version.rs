@@ -86,29 +86,46 @@ pub fn read(folder: &Path) -> Result<Option<Version>> {
 
 /// Calls a function that reads a folder's files, until all of them are of one version.
 pub fn read_whole<T>(folder: &Path, read_all: impl Fn(&Version) -> Result<T>) -> Result<T> {
-    let mut outcome = None;
+    let mut last = None;
     for look in 0..LOOKS_MAX {
         if look > 0 {
             std::thread::sleep(INTERVAL);
         }
-        let Some(version) = read(folder)? else {
-            return Err(Error::invalid(format!("the model folder has no {VERSION_FILE}"))
-                .got(folder.display())
-                .help("train the model again, or copy all files of the folder"));
-        };
-        if version.complete && sums(folder).is_ok_and(|sums| sums == version.sums) {
-            let whole = read_all(&version);
-            if read(folder)?.as_ref() == Some(&version) {
-                return whole;
-            }
-            outcome = whole.err();
+        match look_at(folder, &read_all)? {
+            Look::Whole(read) => return read,
+            Look::Changing(error) => last = error.or(last),
         }
     }
-    let error = outcome.unwrap_or_else(|| {
+    let error = last.unwrap_or_else(|| {
         Error::invalid("the files of the model folder do not belong together").got(folder.display())
     });
     Err(error
         .or_help("wait for the training that writes the folder; if it was stopped, run it again"))
+}
+
+/// The outcome of one look at a folder.
+enum Look<T> {
+    /// All files were of one version, and were read.
+    Whole(Result<T>),
+    /// A training is writing the files, with the error of reading them meanwhile.
+    Changing(Option<Error>),
+}
+
+fn look_at<T>(folder: &Path, read_all: &impl Fn(&Version) -> Result<T>) -> Result<Look<T>> {
+    let Some(version) = read(folder)? else {
+        return Err(Error::invalid(format!("the model folder has no {VERSION_FILE}"))
+            .got(folder.display())
+            .help("train the model again, or copy all files of the folder"));
+    };
+    let are_of_version = version.complete && sums(folder).is_ok_and(|sums| sums == version.sums);
+    if !are_of_version {
+        return Ok(Look::Changing(None));
+    }
+    let whole = read_all(&version);
+    Ok(match read(folder)?.as_ref() == Some(&version) {
+        true => Look::Whole(whole),
+        false => Look::Changing(whole.err()),
+    })
 }
 
 /// Returns the sums of the job, the features, and the list of the program's files.
@@ -142,19 +159,19 @@ mod tests {
         put(JOB_FILE, "job 1");
         put(FEATURES_FILE, "features 1");
         finish(folder).unwrap();
-        let read = || read_whole(folder, |version| Ok(version.version));
+        let number = |version: &Version| Ok(version.version);
+        let read = || read_whole(folder, number);
         assert_eq!(read().unwrap(), 1);
-        // A reader that starts in the middle of a training waits for its end.
+        // A reader that looks in the middle of a training looks again.
         begin(folder).unwrap();
         put(JOB_FILE, "job 2");
-        let second = std::thread::scope(|threads| {
-            let reader = threads.spawn(read);
-            std::thread::sleep(Duration::from_millis(120));
-            put(FEATURES_FILE, "features 2");
-            finish(folder).unwrap();
-            reader.join().unwrap()
-        });
-        assert_eq!(second.unwrap(), 2);
+        assert!(matches!(look_at(folder, &number), Ok(Look::Changing(None))));
+        put(FEATURES_FILE, "features 2");
+        finish(folder).unwrap();
+        assert_eq!(read().unwrap(), 2);
+        // A file that does not belong to the version.
+        put(JOB_FILE, "job 3");
+        assert!(matches!(look_at(folder, &number), Ok(Look::Changing(None))));
         put(VERSION_FILE, "{}");
         assert!(read().unwrap_err().to_string().contains("is damaged"));
         put(VERSION_FILE, r#"{"fleet_model":2,"version":1,"complete":true,"sums":[]}"#);
