@@ -33,7 +33,7 @@ pub fn job_train(
     write: Py<PyAny>,
 ) -> PyResult<()> {
     let mut lines = Vec::new();
-    let args = TrainArgs { file, threads, output: Some(output), fresh, quiet };
+    let args = TrainArgs { file, threads: threads.into(), output: Some(output), fresh, quiet };
     waiting(py, || {
         let fleet = Fleet::join(&Env::new())?;
         embed::train(&args, &fleet, &mut |line| {

@@ -112,7 +112,7 @@ pub fn predict(options: &Options) -> Result<()> {
             model: place.path("model"),
             data: vec![file.display().to_string()],
             out: place.path("scores.csv"),
-            threads: options.threads as u16,
+            threads: (options.threads as u16).into(),
         };
         let begin = Instant::now();
         command(|out| predict::run(&args, out))?;
@@ -148,7 +148,7 @@ impl Place {
         write(&place.path("job.toml"), &job)?;
         let args = train::TrainArgs {
             file: place.path("job.toml"),
-            threads: 2,
+            threads: 2.into(),
             output: None,
             fresh: true,
             quiet: false,
@@ -171,7 +171,7 @@ impl Place {
             rows: 4096,
             body: 16 << 20,
             queue: 256,
-            threads: options.threads as u16,
+            threads: (options.threads as u16).into(),
             watch: 1,
         })
     }

@@ -42,6 +42,7 @@ pub mod schema;
 mod scoring;
 pub mod serving;
 mod split;
+mod threads;
 pub mod train;
 pub mod tune;
 mod vectors;
@@ -49,3 +50,4 @@ mod version;
 
 pub use check::problems_of;
 pub use lines::Lines;
+pub use threads::Threads;

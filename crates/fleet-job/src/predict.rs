@@ -5,8 +5,8 @@ use crate::raw::{expand, format_of};
 use crate::rows::{BadLabels, JobRows, Share};
 use crate::saved::{SCORE_ROWS, SavedModel};
 use crate::scoring::for_each_batch;
+use crate::threads::Threads;
 use clap::Args;
-use fleet::ExecOptions;
 use fleet::data::{DatasetOptions, QueueDataset};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
@@ -27,21 +27,15 @@ pub struct PredictArgs {
     /// File for the scores, .csv or .parquet: a row for each row, in the order of the files
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Number of threads, or 0 for the number of cores
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        value_parser = clap::value_parser!(u16).range(..=1024),
-    )]
-    pub threads: u16,
+    #[command(flatten)]
+    pub threads: Threads,
 }
 
 /// Runs the command.
 pub fn run(args: &PredictArgs, out: &mut Output) -> Result<(), ExitReason> {
     let begin = Instant::now();
     FloatTable::check_name(&args.out)?;
-    let options = ExecOptions::threads(usize::from(args.threads));
+    let options = args.threads.options();
     let mut model = SavedModel::open(&args.model, options)?;
     let dataset = open(&model, &args.data, None)?;
     let mut table = FloatTable::create(&args.out, &names(&model.features.label.meaning))?;

@@ -5,9 +5,9 @@ use crate::job::{ColumnPart, Job, Side};
 use crate::raw::{Raw, expand, format_of};
 use crate::rows::for_each_row;
 use crate::saved::{SCORE_ROWS, SavedModel};
+use crate::threads::Threads;
 use crate::vectors::{Vectors, vectors_of};
 use clap::Args;
-use fleet::ExecOptions;
 use fleet_base::file::AtomicFile;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
@@ -41,20 +41,14 @@ pub struct RecommendArgs {
     /// Files with users and items, such as the training files: these items are left out
     #[arg(long, value_name = "FILES", num_args = 1..)]
     pub exclude: Vec<String>,
-    /// Number of threads, or 0 for the number of cores
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        value_parser = clap::value_parser!(u16).range(..=1024),
-    )]
-    pub threads: u16,
+    #[command(flatten)]
+    pub threads: Threads,
 }
 
 /// Runs the command.
 pub fn run(args: &RecommendArgs, out: &mut Output) -> Result<(), ExitReason> {
     let begin = Instant::now();
-    let options = ExecOptions::threads(usize::from(args.threads));
+    let options = args.threads.options();
     let mut model = SavedModel::open(&args.model, options)?;
     let names = match &model.features.choices {
         Some(choices) => [choices.user.clone(), choices.item.clone()],

@@ -19,6 +19,7 @@ use crate::saved::{
     CHECKPOINTS_FOLDER, FEATURES_FILE, HTML_FILE, PROGRAM_FOLDER, SavedModel, save_job,
 };
 use crate::split::Part;
+use crate::threads::Threads;
 use crate::version;
 use clap::Args;
 use fleet::data::InMemoryDataset;
@@ -39,14 +40,8 @@ use std::time::{Duration, Instant};
 pub struct TrainArgs {
     /// Job file
     pub file: PathBuf,
-    /// Number of threads, or 0 for the number of cores
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        value_parser = clap::value_parser!(u16).range(..=1024),
-    )]
-    pub threads: u16,
+    #[command(flatten)]
+    pub threads: Threads,
     /// Folder for the trained model, instead of output.folder
     #[arg(long, value_name = "FOLDER")]
     pub output: Option<PathBuf>,
@@ -119,7 +114,7 @@ impl TrainPlan {
             strategy_source = Some(source);
         }
         let Prepared { data, features, applied, counts } = prepare(&job, &base, &text, &show)?;
-        let options = ExecOptions::threads(usize::from(args.threads));
+        let options = args.threads.options();
         let plan = TrainPlan {
             text,
             source,

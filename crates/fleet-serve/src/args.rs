@@ -1,6 +1,7 @@
 //! The arguments of the command.
 
 use clap::Args;
+use fleet_job::Threads;
 use std::path::PathBuf;
 
 /// Serves the predictions of a model.
@@ -37,14 +38,8 @@ pub struct ServeArgs {
         value_parser = clap::value_parser!(u32).range(1..=1_000_000),
     )]
     pub queue: u32,
-    /// Number of threads that score rows, or 0 for the number of cores
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        value_parser = clap::value_parser!(u16).range(..=1024),
-    )]
-    pub threads: u16,
+    #[command(flatten)]
+    pub threads: Threads,
     /// Interval between looks at the model folder for a new version; 0 waits for SIGHUP
     #[arg(
         long,

@@ -53,10 +53,7 @@ impl Server {
         let http = address(&listener)?;
         let grpc_listener = grpc_listener(args, token.as_ref())?;
         let grpc = grpc_listener.as_ref().map(address).transpose()?;
-        let threads = match args.threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
-            threads => usize::from(threads),
-        };
+        let threads = args.threads.started();
         let model = ServedModel::open(&args.model)?;
         let (workers, mut running) =
             Workers::start(model, threads, args.queue as usize, args.rows as usize)?;

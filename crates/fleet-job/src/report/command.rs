@@ -5,6 +5,7 @@ use crate::data::JobData;
 use crate::job::{Job, TaskKind};
 use crate::saved::SavedModel;
 use crate::split::Part;
+use crate::threads::Threads;
 use clap::Args;
 use fleet::ExecOptions;
 use fleet_base::file::write_file;
@@ -25,14 +26,8 @@ pub struct ReportArgs {
     /// File for the whole report, instead of its main parts on the terminal: .html or .json
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Number of threads, or 0 for the number of cores
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        value_parser = clap::value_parser!(u16).range(..=1024),
-    )]
-    pub threads: u16,
+    #[command(flatten)]
+    pub threads: Threads,
 }
 
 /// Runs the command.
@@ -40,7 +35,7 @@ pub fn run(args: &ReportArgs, out: &mut Output) -> Result<(), ExitReason> {
     let form = args.out.as_deref().map(form_of).transpose()?;
     let mut report = Report::load(&args.model)?;
     if !args.data.is_empty() {
-        let options = ExecOptions::threads(usize::from(args.threads));
+        let options = args.threads.options();
         report = of_files(report, &args.model, &args.data, options)?;
     }
     let (Some(path), Some(form)) = (&args.out, form) else {

@@ -1,9 +1,9 @@
 //! `fleet tune`: trains many variants of a job, and keeps the best one.
 //!
 //! Successive halving: all trials train for a ninth of the job's steps, the best third of them up
-//! to a third of the steps, and the best third of those to the end. A trial that goes on resumes
-//! from its checkpoint, so nothing is trained twice. The validation decides; the test rows are
-//! measured once, with the best trial's model.
+//! to a third of the steps, and the best third of those to the end. Each stage resumes from the
+//! checkpoints of the one before, so nothing is trained twice. The validation decides; the test
+//! rows are measured once, with the best trial's model.
 //!
 //! Files are read and features fitted once for all trials that have the same columns and crosses.
 //! A trial with other bins or another width of embeddings has other inputs, so its rows are made
@@ -20,6 +20,7 @@ use crate::job::Job;
 use crate::lines::Lines;
 use crate::problems::fail_on_errors;
 use crate::saved::CHECKPOINTS_FOLDER;
+use crate::threads::Threads;
 use crate::train::collective::{Length, RankModel, RankRows};
 use crate::train::{Prepared, TrainPlan, prepare};
 use clap::Args;
@@ -54,14 +55,8 @@ pub struct TuneArgs {
     /// Folder for the best model, instead of output.folder
     #[arg(long, value_name = "FOLDER")]
     pub output: Option<PathBuf>,
-    /// Number of threads, or 0 for the number of cores
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        value_parser = clap::value_parser!(u16).range(..=1024),
-    )]
-    pub threads: u16,
+    #[command(flatten)]
+    pub threads: Threads,
     /// Remove the trials of an earlier search, and begin again
     #[arg(long)]
     pub fresh: bool,
@@ -169,7 +164,7 @@ impl<'f> Search<'f> {
             results: Results::open(&work, &key, job.goal())?,
             results_file: args.out.clone().unwrap_or_else(|| base.join("results.csv")),
             stages: stages(trials.len()),
-            options: ExecOptions::threads(usize::from(args.threads)),
+            options: args.threads.options(),
             rows: None,
             file,
             base,
