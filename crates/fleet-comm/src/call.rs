@@ -401,6 +401,8 @@ pub(crate) enum Work<'a> {
     },
     Reduce {
         data: Pieces<'a>,
+        /// As in an all-reduce, at the root.
+        done: Option<Done<'a>>,
     },
     /// `output` may begin where this rank's block of `input` begins.
     ReduceScatter {

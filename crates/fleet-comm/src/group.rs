@@ -2,7 +2,7 @@
 
 use crate::backend::{Backend, Bounds};
 use crate::buffers::{Buffers, Counts, Input};
-use crate::call::{Call, Kind, Label, Piece, Pieces, Signature, Work, digest};
+use crate::call::{Call, Done, Kind, Label, Piece, Pieces, Signature, Work, digest};
 use crate::handle::{Handle, Lane};
 use crate::options::GroupOptions;
 use crate::recorder::Recorder;
@@ -171,24 +171,35 @@ impl Group {
         done: &mut dyn FnMut(usize, usize, &[u8]),
     ) -> Result<()> {
         self.with_pieces(Kind::AllReduce, label, data, |info, data| {
-            let mut is_reported = false;
-            let mut report = |start: usize, values: &[u8]| {
-                is_reported = true;
-                data.visit_values(start, values, &mut *done);
-            };
-            self.call(info.op(op), Work::AllReduce { data, done: Some(&mut report) })?;
-            if !is_reported {
-                // SAFETY: the call has ended, and only this function borrows the buffers.
-                unsafe { data.visit_pieces(done) };
-            }
-            Ok(())
+            tell(data, done, |told| {
+                self.call(info.op(op), Work::AllReduce { data, done: Some(told) })
+            })
         })
     }
 
     /// Reduces `data` over all ranks into `data` of `root`. The other ranks' data does not change.
     pub fn reduce(&self, label: &str, data: impl Buffers, op: ReduceOp, root: usize) -> Result<()> {
         self.with_pieces(Kind::Reduce, label, data, |info, data| {
-            self.call(info.op(op).root(root), Work::Reduce { data })
+            self.call(info.op(op).root(root), Work::Reduce { data, done: None })
+        })
+    }
+
+    /// Like [`Group::reduce`], and calls `done` on `root` as [`Group::all_reduce_then`] does.
+    pub fn reduce_then(
+        &self,
+        label: &str,
+        data: impl Buffers,
+        op: ReduceOp,
+        root: usize,
+        done: &mut dyn FnMut(usize, usize, &[u8]),
+    ) -> Result<()> {
+        if self.rank() != root {
+            return self.reduce(label, data, op, root);
+        }
+        self.with_pieces(Kind::Reduce, label, data, |info, data| {
+            tell(data, done, |told| {
+                self.call(info.op(op).root(root), Work::Reduce { data, done: Some(told) })
+            })
         })
     }
 
@@ -567,6 +578,24 @@ impl<'a> CallInfo<'a> {
     fn root(self, root: usize) -> CallInfo<'a> {
         CallInfo { root, ..self }
     }
+}
+
+/// Makes a call that may report its results, and reports those that it has left in the buffers.
+fn tell(
+    data: Pieces<'_>,
+    done: &mut dyn FnMut(usize, usize, &[u8]),
+    call: impl FnOnce(Done<'_>) -> Result<()>,
+) -> Result<()> {
+    let mut is_reported = false;
+    call(&mut |start, values| {
+        is_reported = true;
+        data.visit_values(start, values, &mut *done);
+    })?;
+    if !is_reported {
+        // SAFETY: the call has ended, and only the caller borrows the buffers.
+        unsafe { data.visit_pieces(done) };
+    }
+    Ok(())
 }
 
 fn can_reduce(dtype: DType) -> bool {

@@ -258,26 +258,32 @@ fn check_fused<T: Number>(group: &Group, scale: usize) -> Result<()> {
             });
         }
     }
-    check_told::<T>(group, scale)
+    check_told::<T>(group, scale, None)?;
+    (0..group.size()).try_for_each(|root| check_told::<T>(group, scale, Some(root)))
 }
 
-/// Results that are passed to a callback instead of written back: each element once, in any order.
-fn check_told<T: Number>(group: &Group, scale: usize) -> Result<()> {
+/// Results that are passed to a callback instead of written back: each element once, in any order,
+/// on all ranks or on the root.
+fn check_told<T: Number>(group: &Group, scale: usize, root: Option<usize>) -> Result<()> {
     let lengths = [700, 1, 0, 2_000, 3].map(|length| length * scale);
     let mut buffers: Vec<Vec<T>> = lengths.iter().map(|n| own(group.rank(), *n)).collect();
     let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(|it| bytes_of(it)).collect();
     let mut told: Vec<Vec<T>> = lengths.iter().map(|n| vec![T::of(0); *n]).collect();
     let mut places: Vec<&mut [u8]> = told.iter_mut().map(|it| bytes_of(it)).collect();
     let mut bytes = 0;
-    group.all_reduce_then(
-        "told",
-        Bytes(T::DTYPE, &mut slices[..]),
-        ReduceOp::Sum,
-        &mut |at, start, values| {
-            bytes += values.len();
-            places[at][start..start + values.len()].copy_from_slice(values);
-        },
-    )?;
+    let mut tell = |at: usize, start: usize, values: &[u8]| {
+        bytes += values.len();
+        places[at][start..start + values.len()].copy_from_slice(values);
+    };
+    let data = Bytes(T::DTYPE, &mut slices[..]);
+    match root {
+        None => group.all_reduce_then("told", data, ReduceOp::Sum, &mut tell)?,
+        Some(root) => group.reduce_then("told", data, ReduceOp::Sum, root, &mut tell)?,
+    }
+    if root.is_some_and(|root| root != group.rank()) {
+        assert_eq!(bytes, 0);
+        return Ok(());
+    }
     assert_eq!(bytes, lengths.iter().sum::<usize>() * size_of::<T>());
     told.iter().for_each(|it| expect("told", it, |i| reduced(ReduceOp::Sum, group.size(), i)));
     Ok(())

@@ -59,7 +59,8 @@ impl Hierarchical {
         // Averages are divided once, at the end.
         let inner = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
         let sign = |kind| Signature { kind, root: 0, op: Some(inner), dtype, ..signature };
-        let mut up = Call { signature: sign(Kind::Reduce), work: Work::Reduce { data } };
+        let mut up =
+            Call { signature: sign(Kind::Reduce), work: Work::Reduce { data, done: None } };
         self.lower.run(&mut up, bounds)?;
         if let Some(leaders) = &mut self.leaders {
             let (signature, work) = (sign(Kind::AllReduce), Work::AllReduce { data, done: None });

@@ -218,7 +218,7 @@ impl<'a> Step<'a> {
             || call.signature.op.ok_or_else(|| Error::internal("a reduction without an operation"));
         match &call.work {
             Work::AllReduce { data, .. } => self.all_reduce(*data, dtype, op()?, algorithm),
-            Work::Reduce { data } => self.reduce(*data, dtype, op()?, root),
+            Work::Reduce { data, .. } => self.reduce(*data, dtype, op()?, root),
             Work::ReduceScatter { input, output } => {
                 self.reduce_scatter(*input, *output, dtype, op()?)
             }

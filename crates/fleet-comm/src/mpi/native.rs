@@ -125,7 +125,7 @@ impl Collectives {
                     (f.all_reduce)(in_place, into, count, dtype, op, comm, to)
                 })
             }),
-            Work::Reduce { data } => {
+            Work::Reduce { data, .. } => {
                 let is_root = fleet_net::Mesh::rank(&*self.0) == root as usize;
                 Plan::of_pieces(data, unit, move |piece, count| {
                     let (from, into) = match is_root {
@@ -220,7 +220,7 @@ fn average(call: &Call<'_>, step: &Step<'_>) {
     let Some(op) = call.signature.op else { return };
     match call.work {
         Work::AllReduce { data, .. } => finish(data, 0..data.bytes, dtype, op, size),
-        Work::Reduce { data } if step.rank() == call.signature.root as usize => {
+        Work::Reduce { data, .. } if step.rank() == call.signature.root as usize => {
             finish(data, 0..data.bytes, dtype, op, size);
         }
         Work::ReduceScatter { output, .. } => {

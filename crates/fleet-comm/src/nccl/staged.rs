@@ -138,7 +138,7 @@ fn chunks<'a>(step: &Step<'_>, call: &Call<'a>) -> Option<Box<dyn Chunks + 'a>> 
     let others = || (0..size).filter(move |peer| *peer != rank);
     Some(match &call.work {
         Work::AllReduce { data, .. } => Box::new(Elements::new(form, *data, ElementOp::AllReduce)),
-        Work::Reduce { data } => {
+        Work::Reduce { data, .. } => {
             let op = ElementOp::Reduce { root, is_root: rank == root };
             Box::new(Elements::new(form, *data, op))
         }

@@ -281,14 +281,20 @@ impl Run<'_> {
             Work::AllReduce { data, .. } if data.bytes <= small || size == 1 => {
                 self.small_reduce(*data, dtype, op()?, None)
             }
-            Work::Reduce { data } if data.bytes <= small || size == 1 => {
+            Work::Reduce { data, .. } if data.bytes <= small || size == 1 => {
                 self.small_reduce(*data, dtype, op()?, Some(root))
             }
             Work::AllReduce { data, done } => {
                 let done = done.take();
                 self.large_reduce(*data, dtype, op()?, None, done)
             }
-            Work::Reduce { data } => self.large_reduce(*data, dtype, op()?, Some(root), None),
+            Work::Reduce { data, done } => {
+                let done = done.take();
+                match size {
+                    2 => self.reduce_of_two(*data, dtype, op()?, root, done),
+                    _ => self.large_reduce(*data, dtype, op()?, Some(root), done),
+                }
+            }
             Work::ReduceScatter { input, output } => {
                 self.reduce_scatter(*input, *output, dtype, op()?)
             }

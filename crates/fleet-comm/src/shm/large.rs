@@ -26,9 +26,10 @@ const GRAIN_BYTES: usize = 64;
 const IN_PLACE_RANKS_MAX: usize = 4;
 
 impl Run<'_> {
-    /// Reduces into every rank's data, or only into that of `root`. With `done` the data does not
-    /// change: `done` gets each slice of a chunk directly from the slot in which it was folded.
-    /// This saves writing all results to memory and reading half of them twice.
+    /// Reduces into every rank's data, or only into that of `root`. With `done` the data is
+    /// unspecified afterwards: `done` gets each slice of a chunk directly from the slot in which it
+    /// was folded. This saves writing all results to memory and reading half of them twice.
+    /// If only `root` gets results, it folds its own slice where its data is.
     pub(super) fn large_reduce<'a>(
         &mut self,
         data: Pieces<'a>,
@@ -147,7 +148,7 @@ impl Large<'_> {
                 .for_each(|peer| add(run.engine.pointers[peer].cast_mut())),
         }
         let destinations = &destinations[..count];
-        let slots = &mut run.engine.pointers;
+        let (slots, done) = (&mut run.engine.pointers, &mut self.done);
         let mut walked = 0;
         self.data.visit(&mut self.fold_cursor, start + from, to - from, |piece, offset, len| {
             for slot in slots.iter_mut() {
@@ -162,6 +163,10 @@ impl Large<'_> {
             // free or an operand, and the piece is the caller's. An output equals an input or does
             // not overlap any.
             unsafe { fold_bytes(dtype, op, slots, to, targets.next(), len) };
+            if let Some(done) = done.as_mut().filter(|_| destinations.is_empty()) {
+                // SAFETY: just written.
+                done(start + from + offset, unsafe { std::slice::from_raw_parts(to, len) });
+            }
             for more in targets {
                 // SAFETY: as above; the data just written is in the cache.
                 unsafe { copy(to, more, len) };

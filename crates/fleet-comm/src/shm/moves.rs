@@ -2,7 +2,7 @@
 //! chunk by chunk, one chunk ahead of the reads.
 
 use super::engine::Run;
-use crate::call::{Cursor, Fold, Piece, Pieces, fold_bytes};
+use crate::call::{Cursor, Done, Fold, Piece, Pieces, fold_bytes};
 use fleet_base::{Error, ReduceOp, Result};
 use fleet_kernels::copy::copy;
 use fleet_tensor::DType;
@@ -67,6 +67,56 @@ impl Run<'_> {
                     let (start, bytes) = span(chunk);
                     // SAFETY: the slot is published.
                     unsafe { data.write(&mut drain, start, bytes, slot) };
+                }
+                Ok(())
+            },
+        )
+    }
+
+    /// Reduces the data of two ranks at `root`: the other rank writes all of it, and the root folds
+    /// it. With `done` the data does not change: `done` gets each chunk from this rank's slot.
+    pub(super) fn reduce_of_two<'a>(
+        &mut self,
+        data: Pieces<'a>,
+        dtype: DType,
+        op: ReduceOp,
+        root: usize,
+        mut done: Option<Done<'a>>,
+    ) -> Result<()> {
+        let (slot_bytes, rank) = (self.slot_bytes(), self.engine.rank);
+        let fold = op.fold(self.engine.size);
+        let span = |chunk: usize| {
+            let start = chunk * slot_bytes;
+            (start, slot_bytes.min(data.bytes - start))
+        };
+        let (mut fill, mut drain) = (Cursor::default(), Cursor::default());
+        self.stream(
+            data.bytes.div_ceil(slot_bytes),
+            rank != root,
+            |chunk, slot| {
+                let (start, bytes) = span(chunk);
+                // SAFETY: the slot is free and as long as a chunk.
+                unsafe { data.read(&mut fill, start, bytes, slot) };
+            },
+            |run, chunk, step| {
+                if rank != root {
+                    return Ok(());
+                }
+                run.all_slots(step)?;
+                let (start, bytes) = span(chunk);
+                let (own, theirs) =
+                    (run.engine.pointers[rank].cast_mut(), run.engine.pointers[1 - rank]);
+                data.visit(&mut drain, start, bytes, |piece, offset, len| {
+                    let mut operands = [theirs.wrapping_add(offset); 2];
+                    operands[rank] = piece;
+                    let to = if done.is_some() { own.wrapping_add(offset) } else { piece };
+                    // SAFETY: the other rank's slot is published and not consumed. It has consumed
+                    // what this rank's slot had before. The piece is the caller's.
+                    unsafe { fold_bytes(dtype, fold, &operands, to, None, len) };
+                });
+                if let Some(done) = &mut done {
+                    // SAFETY: just written, and no other rank reads it.
+                    done(start, unsafe { std::slice::from_raw_parts(own, bytes) });
                 }
                 Ok(())
             },
