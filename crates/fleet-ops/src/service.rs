@@ -56,6 +56,22 @@ pub trait Ring: Send + Sync {
         op: ReduceOp,
         root: usize,
     ) -> Result<()>;
+    /// Like [`Ring::reduce`], and calls `done` on rank `root` as [`Ring::all_reduce_then`] does.
+    fn reduce_then(
+        &self,
+        label: &str,
+        dtype: DType,
+        parts: &mut [&mut [u8]],
+        op: ReduceOp,
+        root: usize,
+        done: &mut dyn FnMut(usize, usize, &[u8]),
+    ) -> Result<()> {
+        self.reduce(label, dtype, parts, op, root)?;
+        if self.rank() == root {
+            parts.iter().enumerate().for_each(|(index, part)| done(index, 0, part));
+        }
+        Ok(())
+    }
     /// Replaces every part by the content on rank `root`.
     fn broadcast(&self, label: &str, parts: &mut [&mut [u8]], root: usize) -> Result<()>;
     /// Fills `all` with `mine` of every rank, in the order of ranks. All ranks pass the same

@@ -49,6 +49,18 @@ impl Ring for GroupRing {
         self.0.reduce(label, Bytes(dtype, parts), op, root)
     }
 
+    fn reduce_then(
+        &self,
+        label: &str,
+        dtype: DType,
+        parts: &mut [&mut [u8]],
+        op: ReduceOp,
+        root: usize,
+        done: &mut dyn FnMut(usize, usize, &[u8]),
+    ) -> Result<()> {
+        self.0.reduce_then(label, Bytes(dtype, parts), op, root, done)
+    }
+
     fn broadcast(&self, label: &str, parts: &mut [&mut [u8]], root: usize) -> Result<()> {
         self.0.broadcast(label, Fused(parts), root)
     }

@@ -75,7 +75,12 @@ pub(crate) fn infer_like_inputs(i: &mut InferCtx<'_>) -> Result<()> {
 
 /// Returns the name of the op in errors and on peers: `c_allreduce_sum 'gradients 1/5' on ring 0`.
 pub(crate) fn label(op: &fleet_ir::Op) -> String {
-    let (name, ring) = (op.name(), op.attr_int("ring_id"));
+    label_as(op.name(), op)
+}
+
+/// Like [`label`], for an op that makes the call of another op.
+pub(crate) fn label_as(name: &str, op: &fleet_ir::Op) -> String {
+    let ring = op.attr_int("ring_id");
     match op.attr_str("label") {
         "" => format!("{name} on ring {ring}"),
         label => format!("{name} '{label}' on ring {ring}"),

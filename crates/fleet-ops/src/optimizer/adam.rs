@@ -32,7 +32,7 @@ pub(super) const SLOTS: Slots = Slots {
 optimizer! {
     DEF { name: "adam" }
     FUSED { name: "fused_adam" }
-    REDUCED { name: "allreduce_adam" }
+    REDUCED { name: "sum_then_adam" }
 }
 
 fn update(op: &Op) -> Update {

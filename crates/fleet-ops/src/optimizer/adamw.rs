@@ -21,7 +21,7 @@ const ATTRS: &[AttrSpec] = &[
 optimizer! {
     DEF { name: "adamw" }
     FUSED { name: "fused_adamw" }
-    REDUCED { name: "allreduce_adamw" }
+    REDUCED { name: "sum_then_adamw" }
 }
 
 fn update(op: &Op) -> Update {

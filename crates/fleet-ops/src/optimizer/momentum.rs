@@ -16,7 +16,7 @@ const SLOTS: Slots = Slots { sparse: true, ..Slots::full(&[("Velocity", "Velocit
 optimizer! {
     DEF { name: "momentum" }
     FUSED { name: "fused_momentum" }
-    REDUCED { name: "allreduce_momentum" }
+    REDUCED { name: "sum_then_momentum" }
 }
 
 fn update(op: &Op) -> Update {

@@ -14,7 +14,7 @@ const SLOTS: Slots = Slots { sparse: true, ..Slots::full(&[]) };
 optimizer! {
     DEF { name: "sgd" }
     FUSED { name: "fused_sgd" }
-    REDUCED { name: "allreduce_sgd" }
+    REDUCED { name: "sum_then_sgd" }
 }
 
 fn update(_: &Op) -> Update {

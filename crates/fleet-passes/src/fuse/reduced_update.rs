@@ -1,6 +1,7 @@
 //! Fuses the sum of a gradient bucket over ranks with the updates that use it. A `c_allreduce_sum`
-//! of gradients, each read by one update, becomes `allreduce_{sgd,momentum,adam,adamw}`. Parameters
-//! are then updated while the sum of their gradients is in the cache, and the sum is not stored.
+//! of gradients, or a `c_reduce_sum` on the rank that updates, each read by one update, becomes
+//! `sum_then_{sgd,momentum,adam,adamw}`. Parameters are then updated while the sum of their
+//! gradients is in the cache, and the sum is not stored.
 //!
 //! All updates of the bucket must have the same rule and settings, and must be able to run at the
 //! position of the sum. For this, no op in between may access a variable that they write, or write
@@ -15,11 +16,8 @@ use fleet_ops::Registry;
 use std::collections::{HashMap, HashSet};
 
 pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) -> Result<bool> {
-    let sums: Vec<OpId> = program
-        .root_ops()
-        .filter(|(_, op)| op.name() == "c_allreduce_sum")
-        .map(|(id, _)| id)
-        .collect();
+    let sums: Vec<OpId> =
+        program.root_ops().filter(|(_, op)| SUMS.contains(&op.name())).map(|(id, _)| id).collect();
     if sums.is_empty() {
         return Ok(false);
     }
@@ -33,6 +31,9 @@ pub(crate) fn run(program: &mut Program, registry: &Registry, keep: &[VarId]) ->
     }
     Ok(edit.apply(program))
 }
+
+/// Sums over ranks whose results can be used on arrival: on all ranks, or on the root.
+const SUMS: [&str; 2] = ["c_allreduce_sum", "c_reduce_sum"];
 
 /// A sum over ranks, and whether parameters can be updated while it is received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,8 +52,13 @@ pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
     let updates = updates_by_gradient(&program);
     let at_root: HashSet<OpId> = program.root_ops().map(|(id, _)| id).collect();
     let ops = program.block_ids().flat_map(|block| program.block_ops(block));
+    let is_updated = |grad: &VarId| updates.contains_key(grad);
     let sums = ops.filter(|(_, op)| {
-        op.name() == "c_allreduce_sum" && op.input("X").iter().all(|it| is_gradient(&program, *it))
+        let grads = op.input("X");
+        SUMS.contains(&op.name())
+            && grads.iter().all(|it| is_gradient(&program, *it))
+            // Elsewhere, another rank updates.
+            && (op.name() != "c_reduce_sum" || grads.iter().any(is_updated))
     });
     let arrival = |(id, op): (OpId, &Op)| Arrival {
         label: op.attr_str("label").to_string(),
@@ -182,7 +188,7 @@ fn replace(
     sum: OpId,
     members: &[OpId],
 ) -> Result<()> {
-    let name = format!("allreduce_{}", program.op(members[0]).name());
+    let name = format!("sum_then_{}", program.op(members[0]).name());
     if registry.find(&name).is_none() {
         return Ok(());
     }

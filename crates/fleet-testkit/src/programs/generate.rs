@@ -95,8 +95,8 @@ const RING_OPS: [&str; 19] = [
     "c_sync_comm_stream",
     "dgc",
     "sync_batch_norm",
-    "allreduce_sgd",
-    "allreduce_momentum",
+    "sum_then_sgd",
+    "sum_then_momentum",
 ];
 
 /// Ops that communicate with servers.
