@@ -153,6 +153,9 @@ pub fn compare_steps(
             ratios.push(seconds[1] / seconds[0]);
         }
     }
+    for (session, _) in prepared.iter().filter(|_| options.profile) {
+        show_last_step(fleet, session);
+    }
     print_rates(&Options { threads: 1, ..options.clone() }, unit, ratios);
     Ok(())
 }
@@ -239,10 +242,17 @@ fn rank(options: &Options, model: &str) -> Result<()> {
         false => measure(&options, &mut session, &batches, per_step, 10, 3)?,
     }
     if profile {
-        let shares = session.executor.trace().shares();
-        eprintln!("rank {}: the last step took {shares}", fleet.worker_index());
+        show_last_step(&fleet, &session);
     }
     fleet.finish()
+}
+
+/// Prints how the last step of a rank spent its time.
+pub fn show_last_step(fleet: &Fleet, session: &Session) {
+    let shares = session.executor.trace().shares();
+    let line = format!("rank {}: the last step took {shares}\n", fleet.worker_index());
+    // In one piece, since all ranks print.
+    eprint!("{line}");
 }
 
 fn strip_suffix<'a>(value: &'a str, suffix: &str) -> (&'a str, bool) {

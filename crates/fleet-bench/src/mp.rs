@@ -97,8 +97,7 @@ fn rank(options: &Options, division: Division) -> Result<()> {
     let options = Options { threads: 1, profile: false, ..options.clone() };
     measure(&options, &mut session, &batches, division.batch() as usize, 10, 3)?;
     if session.executor.options().profile {
-        let shares = session.executor.trace().shares();
-        eprintln!("rank {}: the last step took {shares}", fleet.worker_index());
+        ddp::show_last_step(&fleet, &session);
     }
     fleet.finish()
 }
