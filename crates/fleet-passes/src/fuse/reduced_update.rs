@@ -53,12 +53,15 @@ pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
     let at_root: HashSet<OpId> = program.root_ops().map(|(id, _)| id).collect();
     let ops = program.block_ids().flat_map(|block| program.block_ops(block));
     let is_updated = |grad: &VarId| updates.contains_key(grad);
-    let sums = ops.filter(|(_, op)| {
-        let grads = op.input("X");
+    let sums = ops.filter(|(id, op)| {
+        let (id, grads) = (*id, op.input("X"));
         SUMS.contains(&op.name())
             && grads.iter().all(|it| is_gradient(&program, *it))
-            // Elsewhere, another rank updates.
-            && (op.name() != "c_reduce_sum" || grads.iter().any(is_updated))
+            && match op.name() {
+                // Elsewhere, another rank updates, or the sum goes on to other ranks.
+                "c_reduce_sum" => grads.iter().any(is_updated) && !is_sent_on(&program, id, grads),
+                _ => true,
+            }
     });
     let arrival = |(id, op): (OpId, &Op)| Arrival {
         label: op.attr_str("label").to_string(),
@@ -68,6 +71,14 @@ pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
         },
     };
     sums.map(arrival).collect()
+}
+
+/// Returns whether a later collective takes a sum to other ranks.
+fn is_sent_on(program: &Program, sum: OpId, grads: &[VarId]) -> bool {
+    let mut later = program.root_ops().skip_while(|(id, _)| *id != sum).skip(1);
+    later.any(|(_, op)| {
+        op.attr("ring_id").is_some() && op.all_inputs().any(|var| grads.contains(&var))
+    })
 }
 
 fn is_gradient(program: &Program, var: VarId) -> bool {
