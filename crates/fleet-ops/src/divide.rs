@@ -33,28 +33,32 @@ pub struct Along {
     pub axis: usize,
     /// Number of blocks along the axis that are divided separately.
     pub groups: usize,
+    /// Number of elements along the axis by which the parts, which have equal sizes, exceed the
+    /// whole value. The last parts have them at their ends.
+    pub padding: usize,
 }
 
 impl Along {
     /// Returns the division of an axis as one block.
     pub const fn axis(axis: usize) -> Along {
-        Along { axis, groups: 1 }
+        Along { axis, groups: 1, padding: 0 }
     }
 
     /// Returns one part of such a division.
     pub const fn part(self, part: usize, parts: usize) -> Division {
-        Division { axis: self.axis, groups: self.groups, part, parts, padding: 0 }
+        Division { axis: self.axis, groups: self.groups, part, parts, padding: self.padding }
     }
 
     /// Returns the same division of another axis.
     pub const fn at(self, axis: usize) -> Along {
-        Along { axis, groups: self.groups }
+        Along { axis, ..self }
     }
 }
 
 impl From<Division> for Along {
     fn from(division: Division) -> Along {
-        Along { axis: division.axis, groups: division.groups }
+        let Division { axis, groups, padding, .. } = division;
+        Along { axis, groups, padding }
     }
 }
 
@@ -69,11 +73,10 @@ pub struct Divide<'a> {
     pub part: usize,
     /// Number of ranks that divide the values.
     pub parts: usize,
-    /// Number of elements along the divided axis that the last parts of an initial value have
-    /// beyond the whole one ([`Divide::padded`]).
-    pub padding: usize,
     /// Whether the op is elementwise.
     is_elementwise: bool,
+    /// Whether the op supports padded parts ([`Divide::keep_padding`]).
+    keeps_padding: bool,
     inputs: Vec<Vec<(Meta, Placement)>>,
     outputs: Vec<Vec<(Meta, Option<Placement>)>>,
     attrs: Vec<(&'static str, Attr)>,
@@ -108,8 +111,8 @@ impl<'a> Divide<'a> {
             op,
             part,
             parts,
-            padding: 0,
             is_elementwise,
+            keeps_padding: false,
             inputs,
             outputs: outputs.into_iter().map(unset).collect(),
             attrs: Vec::new(),
@@ -120,6 +123,9 @@ impl<'a> Divide<'a> {
     /// Applies the rule of the op.
     pub fn apply(mut self, rule: DivideRule) -> Result<Divided> {
         rule(&mut self)?;
+        if !self.keeps_padding {
+            self.check_unpadded()?;
+        }
         let op = self.op;
         let placed = |slot: usize, vars: Vec<(Meta, Option<Placement>)>| {
             let all = vars.into_iter().map(|(_, placement)| placement).collect::<Option<Vec<_>>>();
@@ -146,10 +152,28 @@ impl<'a> Divide<'a> {
         self
     }
 
-    /// Lets an initializer make parts of equal sizes that are larger than the whole value.
-    pub fn padded(mut self, padding: usize) -> Self {
-        self.padding = padding;
-        self
+    /// States that the op supports padded parts. Padding has finite numbers, and its gradient is
+    /// zero: in the backward pass, the op must make zeros of zeros, and must not mix padding with
+    /// other elements.
+    pub fn keep_padding(&mut self) {
+        self.keeps_padding = true;
+    }
+
+    /// Fails if a part is padded.
+    fn check_unpadded(&self) -> Result<()> {
+        let padded = self.inputs.iter().flatten().find_map(|(meta, placement)| match placement {
+            Placement::Part(along) if along.padding > 0 => Some((meta.shape, along.axis)),
+            _ => None,
+        });
+        let Some((shape, axis)) = padded else { return Ok(()) };
+        let Divide { op, parts, .. } = self;
+        Err(Error::unsupported(format!("{} needs parts of equal sizes", op.name()))
+            .expected(format!("a multiple of {parts} in dimension {axis}"))
+            .got(shape)
+            .help(
+                "change the size of the layer, or mp_degree; only the rows of an embedding and \
+                 the classes of a softmax cross entropy may have a remainder",
+            ))
     }
 
     /// Returns the requested part of the only output of an op without inputs.
@@ -228,8 +252,10 @@ impl<'a> Divide<'a> {
 
     /// Sets the attribute [`PART`] of an op that draws random numbers.
     pub fn set_random_part(&mut self, along: Along) {
-        let numbers = [along.axis, along.groups, self.part, self.parts];
-        self.set_attr(PART.name, numbers.map(|number| number as i64).to_vec());
+        let mut numbers = vec![along.axis, along.groups, self.part, self.parts];
+        numbers.extend(Some(along.padding).filter(|padding| *padding > 0));
+        let numbers: Vec<i64> = numbers.into_iter().map(|number| number as i64).collect();
+        self.set_attr(PART.name, numbers);
     }
 
     /// Replaces the op by another one, which computes on parts.
@@ -243,7 +269,7 @@ impl<'a> Divide<'a> {
             return Err(Error::internal(format!("no dimension {} in {shape}", along.axis)));
         };
         let pieces = (along.groups * self.parts) as i64;
-        let padded = size.saturating_add(self.padding as i64);
+        let padded = size.saturating_add(along.padding as i64);
         if *size < 0 || padded % pieces == 0 {
             return Ok(());
         }
@@ -297,6 +323,12 @@ pub fn elementwise(d: &mut Divide<'_>) -> Result<()> {
     Ok(())
 }
 
+/// The rule of elementwise ops that may also compute on padding.
+pub fn padded_elementwise(d: &mut Divide<'_>) -> Result<()> {
+    d.keep_padding();
+    elementwise(d)
+}
+
 /// Returns the division of a tensor in another shape of the same elements, or `None` if its parts
 /// are no parts of that shape. Dimensions match from the last one on.
 ///
@@ -306,13 +338,17 @@ pub fn elementwise(d: &mut Divide<'_>) -> Result<()> {
 /// use fleet_ops::divide::{Along, reshaped};
 /// use fleet_tensor::Shape;
 /// let (flat, apart) = (Shape::from([-1, 96]), Shape::from([-1, 3, 4, 8]));
-/// let packed = Along { axis: 1, groups: 3 };
+/// let packed = Along { groups: 3, ..Along::axis(1) };
 /// assert_eq!(reshaped(&flat, &apart, packed, 2), Some(Along::axis(2)));
 /// assert_eq!(reshaped(&apart, &flat, Along::axis(2), 2), Some(packed));
 /// assert_eq!(reshaped(&flat, &apart, packed, 8), None, "4 heads have no 8 parts");
 /// ```
 pub fn reshaped(from: &Shape, to: &Shape, along: Along, parts: usize) -> Option<Along> {
     let (old, new) = matching_axes(from, to, along.axis)?;
+    if along.padding > 0 {
+        // Padded parts are those of one axis only.
+        return (old.len() == 1 && new.len() == 1).then(|| along.at(new.start));
+    }
     let before = |shape: &Shape, range: Range<usize>| -> Option<i64> {
         shape[range].iter().try_fold(1i64, |all, dim| all.checked_mul(*dim).filter(|it| *it >= 0))
     };
@@ -325,7 +361,7 @@ pub fn reshaped(from: &Shape, to: &Shape, along: Along, parts: usize) -> Option<
         let is_copied = dim < 0 && old.len() == 1 && new.len() == 1;
         let divides = dim > 0 && dim % (rest * parts as i64) == 0;
         (outer <= groups && (divides || is_copied))
-            .then_some(Along { axis, groups: usize::try_from(rest).ok()? })
+            .then_some(Along { groups: usize::try_from(rest).ok()?, ..Along::axis(axis) })
     })
 }
 
@@ -357,51 +393,83 @@ fn matching_axes(from: &Shape, to: &Shape, axis: usize) -> Option<(Range<usize>,
 }
 
 /// The attribute of ops that draw random numbers for a part of a tensor: the axis, its number of
-/// groups, the part, and the number of parts. The part has the numbers of the whole tensor.
+/// groups, the part, the number of parts, and for initial values the padding, if there is any. The
+/// part has the numbers of the whole tensor, and zeros as padding.
 pub const PART: AttrSpec = attr("part", AttrConst::Ints(&[]));
 
 /// The elements of a part of a tensor: runs of consecutive elements of the whole tensor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Runs {
+    /// Elements of a run, with padding.
     len: usize,
-    part: usize,
-    parts: usize,
+    /// Elements of a run, without padding.
+    own: usize,
+    /// Distance in the whole tensor between the starts of two runs.
+    stride: usize,
+    /// Place of the first run in the whole tensor.
+    first: usize,
 }
 
 impl Runs {
-    /// Returns the runs of a part of this shape, by the attribute [`PART`].
+    /// Returns the runs of a part of this shape, by the attribute [`PART`]. The part has no
+    /// padding.
     pub fn of(op: &Op, shape: &Shape) -> Result<Runs> {
+        let runs = Runs::of_initial(op, shape)?;
+        match runs.own == runs.len {
+            true => Ok(runs),
+            false => Err(Runs::wrong(op, shape)),
+        }
+    }
+
+    /// Like [`Runs::of`], for a part that may have padding.
+    pub fn of_initial(op: &Op, shape: &Shape) -> Result<Runs> {
         let numbers = op.attr_ints(PART.name);
         if numbers.is_empty() {
-            return Ok(Runs { len: shape.len().max(1), part: 0, parts: 1 });
+            let len = shape.len().max(1);
+            return Ok(Runs { len, own: len, stride: len, first: 0 });
         }
-        let wrong = || {
-            Error::invalid(format!("invalid attribute 'part' of {}", op.name()))
-                .expected(format!(
-                    "axis, groups, part and parts of a tensor, of which {shape} is one"
-                ))
-                .got(format!("{numbers:?}"))
-        };
+        let wrong = || Runs::wrong(op, shape);
         let sizes: Vec<usize> = numbers
             .iter()
             .map(|number| usize::try_from(*number).map_err(|_| wrong()))
             .collect::<Result<_>>()?;
-        let [axis, groups, part, parts] = sizes[..] else { return Err(wrong()) };
-        if !(Division { axis, groups, part, parts, padding: 0 }).fits(shape) {
+        let (axis, groups, part, parts, padding) = match sizes[..] {
+            [axis, groups, part, parts] => (axis, groups, part, parts, 0),
+            [axis, groups, part, parts, padding] => (axis, groups, part, parts, padding),
+            _ => return Err(wrong()),
+        };
+        let division = Division { axis, groups, part, parts, padding };
+        if !division.fits(shape) {
             return Err(wrong());
         }
-        let len = shape.product(axis..shape.rank()) / groups;
-        Ok(Runs { len: len.max(1), part, parts })
+        let inner = shape.product(axis + 1..shape.rank());
+        let len = (shape.at(axis) / groups * inner).max(1);
+        let first = part.saturating_mul(len);
+        let stride = len.saturating_mul(parts).saturating_sub(padding.saturating_mul(inner));
+        Ok(Runs { len, own: stride.saturating_sub(first).min(len), stride, first })
+    }
+
+    fn wrong(op: &Op, shape: &Shape) -> Error {
+        Error::invalid(format!("invalid attribute 'part' of {}", op.name()))
+            .expected(format!("axis, groups, part and parts of a tensor, of which {shape} is one"))
+            .got(format!("{:?}", op.attr_ints(PART.name)))
     }
 
     /// Calls `run` with each range of elements of the part, and the place of its first element in
-    /// the whole tensor.
+    /// the whole tensor. Ranges have no padding.
     pub fn each(&self, len: usize, mut run: impl FnMut(Range<usize>, u64)) {
         for (index, start) in (0..len).step_by(self.len).enumerate() {
-            let place = (index as u64).wrapping_mul(self.parts as u64);
-            let place = place.wrapping_add(self.part as u64).wrapping_mul(self.len as u64);
-            run(start..(start + self.len).min(len), place);
+            let place = (index as u64).wrapping_mul(self.stride as u64);
+            let place = place.wrapping_add(self.first as u64);
+            if self.own > 0 {
+                run(start..(start + self.own).min(len), place);
+            }
         }
+    }
+
+    /// Returns whether the part has padding, which [`Runs::each`] leaves out.
+    pub fn has_padding(&self) -> bool {
+        self.own < self.len
     }
 }
 
@@ -412,7 +480,8 @@ mod tests {
     #[test]
     fn divisions_of_other_shapes() {
         let check = |from: &[i64], to: &[i64], (axis, groups), parts, expected| {
-            let found = reshaped(&Shape::of(from), &Shape::of(to), Along { axis, groups }, parts);
+            let along = Along { groups, ..Along::axis(axis) };
+            let found = reshaped(&Shape::of(from), &Shape::of(to), along, parts);
             assert_eq!(found.map(|it| (it.axis, it.groups)), expected, "{from:?} to {to:?}");
         };
         check(&[-1, 8, 64], &[-1, 8, 3, 4, 8], (2, 1), 2, None);

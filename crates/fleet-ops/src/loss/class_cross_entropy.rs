@@ -31,7 +31,7 @@ use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::classes::sample::{bits_len, sample};
 use fleet_kernels::classes::{self, Classes, Losses};
 use fleet_kernels::fill::Draw;
-use fleet_kernels::softmax::parts::{self, OTHER};
+use fleet_kernels::softmax::parts::{self, Columns, OTHER};
 use std::sync::Arc;
 
 const X: usize = 0;
@@ -513,9 +513,10 @@ impl Plan {
     ) -> Result<&'s [f32]> {
         let (max, rest) = numbers.split_at_mut(self.samples);
         let (sums, losses) = rest.split_at_mut(2 * self.samples);
-        parts::maxima(k.pool, logits, self.columns, max);
+        let all = Columns::all(self.columns);
+        parts::maxima(k.pool, logits, all, max);
         ranks.reduce(k, max, ReduceOp::Max)?;
-        parts::exponentials(k.pool, Input::Output, columns, max, logits, sums);
+        parts::exponentials(k.pool, Input::Output, all, columns, max, logits, sums);
         ranks.reduce(k, sums, ReduceOp::Sum)?;
         parts::losses(k.pool, columns, sums, logits, losses);
         Ok(losses)

@@ -57,14 +57,19 @@ pub static GRAD: OpDef = OpDef {
 fn divide(d: &mut Divide<'_>) -> Result<()> {
     let logits = d.shape("Logits")?;
     let (axis, last) = (logits.axis(d.op.attr_int("axis"))?, logits.rank() - 1);
-    let is_divided = d.along("Logits") == Some(Along::axis(axis)) && d.along("Label").is_none();
-    if !is_divided || axis != last || d.op.attr_bool("soft_label") {
+    let along = d.along("Logits").filter(|along| along.axis == axis && along.groups == 1);
+    let is_hard = d.along("Label").is_none() && !d.op.attr_bool("soft_label");
+    let Some(along) = along.filter(|_| is_hard && axis == last) else {
         return Err(
             d.unsupported("divides only classes along the last dimension, for whole labels")
         );
-    }
+    };
     d.become_op("c_softmax_with_cross_entropy");
-    d.set_part("Softmax", Along::axis(last))?;
+    if along.padding > 0 {
+        d.set_attr("classes", logits[axis]);
+        d.keep_padding();
+    }
+    d.set_part("Softmax", along)?;
     d.set("Loss", Placement::Whole)
 }
 

@@ -1,6 +1,7 @@
 //! `cast`: converts the elements to another type. Floats are truncated towards zero for integers.
 //! Any nonzero number becomes a true bool. The gradient is cast back.
 
+use crate::divide;
 use crate::prelude::*;
 use fleet_kernels::cast::cast;
 use fleet_tensor::{Convert, Element, bf16, f16};
@@ -30,7 +31,12 @@ pub static DEF: OpDef = OpDef {
         Ok(())
     }),
     cpu,
-    traits: OpTraits { elementwise: true, spread: Spread::Mean, ..OpTraits::amp(AmpClass::Gray) },
+    traits: OpTraits {
+        elementwise: true,
+        spread: Spread::Mean,
+        divide: divide::padded_elementwise,
+        ..OpTraits::amp(AmpClass::Gray)
+    },
 };
 
 fn cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {

@@ -120,6 +120,12 @@ fn divide(d: &mut Divide<'_>) -> Result<()> {
     if out.get(along.axis) == Some(&1) {
         return Err(d.unsupported("cannot divide a dimension of 1"));
     }
+    match binary_of(d.op.name())? {
+        Binary::Add | Binary::Sub | Binary::Mul | Binary::Max | Binary::Min => d.keep_padding(),
+        // Padding may be zero, so only the dividend may have it.
+        Binary::Div if d.along("Y").is_none() => d.keep_padding(),
+        _ => {}
+    }
     d.set_part("Out", along)
 }
 

@@ -215,24 +215,27 @@ enum Role {
     Summed,
 }
 
-/// Applies the rule of products. Each role is that of the operand's divided dimension, with the
-/// number of groups. `x_summed` is
-/// the dimension of X that is summed over, if it is a single one.
+/// Applies the rule of products. Each role is that of the operand's divided dimension, with its
+/// division. `x_summed` is the dimension of X that is summed over, if it is a single one.
 fn divide_product(
     d: &mut Divide<'_>,
-    x: Option<(Role, usize)>,
-    y: Option<(Role, usize)>,
+    x: Option<(Role, Along)>,
+    y: Option<(Role, Along)>,
     x_summed: Option<usize>,
 ) -> Result<()> {
-    let result = |axis, groups| Placement::Part(Along { axis, groups });
+    let set_result = |d: &mut Divide<'_>, axis: usize, along: Along| {
+        d.keep_padding();
+        d.set_part("Out", along.at(axis))
+    };
+    let is_same = |x: Along, y: Along| x.at(0) == y.at(0);
     match (x, y) {
-        (Some((Role::Summed, groups)), Some((Role::Summed, other))) if groups == other => {
+        (Some((Role::Summed, of_x)), Some((Role::Summed, of_y))) if is_same(of_x, of_y) => {
             d.set("Out", Placement::Sum)
         }
         // A layer that is divided by rows takes its part of the whole input.
-        (None, Some((Role::Summed, groups))) => match x_summed {
+        (None, Some((Role::Summed, along))) => match x_summed {
             Some(axis) => {
-                d.want("X", Along { axis, groups })?;
+                d.want("X", along.at(axis))?;
                 d.set("Out", Placement::Sum)
             }
             None => Err(d.unsupported("does not divide an input that it flattens")),
@@ -240,12 +243,12 @@ fn divide_product(
         (Some((Role::Summed, _)), None) => {
             Err(d.unsupported("needs rows of Y for the columns that a rank has of X"))
         }
-        (Some((Role::Result(axis), groups)), None) => d.set("Out", result(axis, groups)),
-        (None, Some((Role::Result(axis), groups))) => d.set("Out", result(axis, groups)),
-        (Some((Role::Result(axis), groups)), Some((Role::Result(other), of_y)))
-            if axis == other && groups == of_y =>
+        (Some((Role::Result(axis), along)), None) => set_result(d, axis, along),
+        (None, Some((Role::Result(axis), along))) => set_result(d, axis, along),
+        (Some((Role::Result(axis), of_x)), Some((Role::Result(other), of_y)))
+            if axis == other && is_same(of_x, of_y) =>
         {
-            d.set("Out", result(axis, groups))
+            set_result(d, axis, of_x)
         }
         (None, None) => Err(d.unsupported("has no divided input")),
         _ => Err(d.unsupported("does not fit these parts of its two operands")),
@@ -257,16 +260,18 @@ fn divide_mul(d: &mut Divide<'_>) -> Result<()> {
     let (x_cut, y_cut) = (d.op.attr_usize("x_num_col_dims"), d.op.attr_usize("y_num_col_dims"));
     // Elements along the summed dimension are in blocks of the dimensions flattened before it.
     let summed = |along: Along, before: &[i64]| match usize::try_from(dim_product(before)) {
-        Ok(blocks) => Ok((Role::Summed, along.groups.saturating_mul(blocks))),
+        Ok(blocks) => {
+            Ok((Role::Summed, Along { groups: along.groups.saturating_mul(blocks), ..along }))
+        }
         Err(_) => Err(d.unsupported("does not divide an input that it flattens")),
     };
     let role_x = |along: Along| match along.axis < x_cut {
-        true => Ok((Role::Result(along.axis), along.groups)),
+        true => Ok((Role::Result(along.axis), along)),
         false => summed(along, &x[x_cut..along.axis]),
     };
     let role_y = |along: Along| match along.axis < y_cut {
         true => summed(along, &y[..along.axis]),
-        false => Ok((Role::Result(along.axis - y_cut + x_cut), along.groups)),
+        false => Ok((Role::Result(along.axis - y_cut + x_cut), along)),
     };
     let x_role = d.along("X").map(role_x).transpose()?;
     let y_role = d.along("Y").map(role_y).transpose()?;
@@ -291,18 +296,18 @@ fn divide_matmul(d: &mut Divide<'_>) -> Result<()> {
             // A batch dimension.
             axis => Role::Result(axis + out.rank() - shape.rank()),
         };
-        (role, along.groups)
+        (role, along)
     };
     let x_role = d.along("X").map(|it| role(it, &x, x_summed, x_row, out.rank() - 2));
     let y_role = d.along("Y").map(|it| role(it, &y, y_summed, y_column, out.rank() - 1));
     // A batch dimension of one operand divides that of the other, unless that is broadcast.
     for (slot, shape, other) in [("Y", &y, &x_role), ("X", &x, &y_role)] {
-        let Some((Role::Result(axis), groups)) = other else { continue };
+        let Some((Role::Result(axis), along)) = other else { continue };
         let of_batch = (*axis + 2 < out.rank() && d.along(slot).is_none())
             .then(|| (axis + shape.rank()).checked_sub(out.rank()))
             .flatten();
         if let Some(own) = of_batch.filter(|own| shape[*own] != 1) {
-            d.want(slot, Along { axis: own, groups: *groups })?;
+            d.want(slot, along.at(own))?;
         }
     }
     divide_product(d, x_role, y_role, Some(x_summed))

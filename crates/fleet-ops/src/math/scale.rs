@@ -3,6 +3,7 @@
 //! f32 (halves through f32), f64, i32 and i64. Integers are scaled in f64 and truncated towards
 //! zero. X may be sparse rows if there is no bias. The gradient is a scale.
 
+use crate::divide;
 use crate::math::norm::scale_into;
 use crate::prelude::*;
 use crate::rules::by_type;
@@ -44,6 +45,7 @@ pub static DEF: OpDef = OpDef {
         sparse: &["X"],
         elementwise: true,
         spread: Spread::Mean,
+        divide: divide::padded_elementwise,
         ..OpTraits::amp(AmpClass::Gray)
     },
 };

@@ -3,6 +3,7 @@
 //! All support f32 (halves through f32); some also support i32 and i64. A gradient op reads either
 //! X or Out, whichever gives the simpler derivative, so only that one is stored.
 
+use crate::divide;
 use crate::prelude::*;
 use crate::rules::{check_like, number};
 use crate::widen::any_float;
@@ -48,6 +49,7 @@ macro_rules! unary {
                 inplace: &[("Out", "X")],
                 elementwise: $zero,
                 elementwise_unpadded: true,
+                divide,
                 ..OpTraits::amp(AmpClass::$amp)
             },
         };)*
@@ -131,6 +133,25 @@ pub(crate) fn unary_of(op: &Op) -> Result<Unary> {
         .find(|(known, _)| *known == name)
         .ok_or_else(|| Error::invalid(format!("'{name}' is not a unary function")))?;
     Ok(function(op))
+}
+
+/// Padding may be any number, so only functions of all numbers compute on it.
+fn divide(d: &mut Divide<'_>) -> Result<()> {
+    let function = unary_of(d.op)?;
+    if is_finite(function) {
+        d.keep_padding();
+    }
+    divide::elementwise(d)
+}
+
+/// Returns whether a function has results and slopes on both sides of zero, and at zero.
+fn is_finite(function: Unary) -> bool {
+    let (pool, x) = (Pool::new(1), [-1.0, 0.0, 1.0]);
+    let (mut y, mut slopes) = ([0.0; 3], [0.0; 3]);
+    elementwise::unary(&pool, function, &x, &mut y);
+    let saved = if function.saved() == Saved::Output { &y } else { &x };
+    elementwise::unary_grad(&pool, function, saved, &[1.0; 3], &mut slopes);
+    y.iter().chain(&slopes).all(|number| number.is_finite())
 }
 
 pub(super) fn infer(i: &mut InferCtx<'_>) -> Result<()> {

@@ -1,6 +1,8 @@
 //! `c_embedding`: rows of an embedding table whose rows are divided among ranks. W has the rows
 //! from `start_index` on, of `vocab_size` in all. Out has zeros for ids of other ranks, so that the
-//! sum over ranks is the result of `lookup_table_v2`. f32 rows, i64 ids.
+//! sum over ranks is the result of `lookup_table_v2`. f32 rows, i64 ids. Ranks have parts of equal
+//! sizes, so the last parts may have rows beyond the table. These are not used, and their gradient
+//! is zero.
 //!
 //! The gradient of W is dense, or with `is_sparse` the rows in use, of the ids that this rank has.
 
@@ -86,10 +88,12 @@ fn check(i: &InferCtx<'_>) -> Result<Shape> {
     i.check_dtype("Ids", &[DType::I64])?;
     let w = i.check_rank("W", 2)?;
     let (first, all) = (i.op.attr_int("start_index"), i.op.attr_int("vocab_size"));
-    if first < 0 || first.checked_add(w[0].max(0)).is_none_or(|end| end > all) {
+    let rows = w[0].max(0);
+    let is_within = |end: i64| end <= all || rows > 0 && first % rows == 0;
+    if first < 0 || !first.checked_add(rows).is_some_and(is_within) {
         return Err(i
             .error("W", "is not among the rows of the whole table")
-            .expected(format!("rows below {all}"))
+            .expected(format!("rows below {all}, or a part of equal size with padding"))
             .got(format!("{} rows from {first} on", w[0])));
     }
     Ok(w)

@@ -48,16 +48,17 @@ fn divide(d: &mut Divide<'_>, is_v1: bool) -> Result<()> {
     }
     let (w, out) = (d.shape("W")?, d.output_shape("Out")?);
     match d.along("W") {
-        Some(Along { axis: 0, groups: 1 }) if !is_v1 && !d.op.attr_bool("any_id") => {
-            d.check_divides(&w, Along::axis(0))?;
+        Some(along @ Along { axis: 0, groups: 1, .. }) if !is_v1 && !d.op.attr_bool("any_id") => {
+            d.check_divides(&w, along)?;
             d.become_op("c_embedding");
             d.set_attr("vocab_size", w[0]);
-            d.set_attr("start_index", w[0] / d.parts as i64 * d.part as i64);
+            let rows = (w[0] + along.padding as i64) / d.parts as i64;
+            d.set_attr("start_index", rows * d.part as i64);
+            // No id is that of a padding row.
+            d.keep_padding();
             d.set("Out", Placement::Sum)
         }
-        Some(Along { axis: 1, groups }) => {
-            d.set_part("Out", Along { axis: out.rank() - 1, groups })
-        }
+        Some(along @ Along { axis: 1, .. }) => d.set_part("Out", along.at(out.rank() - 1)),
         _ => Err(d.unsupported("does not divide the rows of this table")),
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::prelude::*;
 use crate::rules::{by_width, element_bytes};
-use fleet_ir::{Division, Op};
+use fleet_ir::Op;
 
 /// Elements per task.
 const GRAIN: usize = 32 * 1024;
@@ -26,8 +26,16 @@ pub static FILL_CONSTANT: OpDef = OpDef {
     traits: OpTraits {
         elementwise: true,
         divide: |d| {
-            let along = d.requested()?;
-            divide_shape(d, along)
+            let (along, value) = (d.requested()?, d.op.attr_float("value"));
+            divide_shape(d, along)?;
+            if along.padding > 0 && value != 0.0 {
+                // Numbers between two equal ones, with zeros as padding.
+                d.become_op("uniform_random");
+                d.set_attr("min", value);
+                d.set_attr("max", value);
+                d.set_random_part(along);
+            }
+            Ok(())
         },
         ..OpTraits::amp(AmpClass::Gray)
     },
@@ -37,8 +45,7 @@ pub static FILL_CONSTANT: OpDef = OpDef {
 pub(crate) fn divide_shape(d: &mut Divide<'_>, along: Along) -> Result<()> {
     let whole = known_shape(d.op)?;
     d.check_divides(&whole, along)?;
-    let division = Division { padding: d.padding, ..along.part(d.part, d.parts) };
-    if let Some(part) = division.of(&whole) {
+    if let Some(part) = along.part(d.part, d.parts).of(&whole) {
         d.set_attr("shape", part.to_vec());
     }
     Ok(())
@@ -205,18 +212,24 @@ fn divide_values(d: &mut Divide<'_>) -> Result<()> {
     let along = d.requested()?;
     let whole = known_shape(d.op)?;
     divide_shape(d, along)?;
-    let (groups, axis_len) = (along.groups, whole.at(along.axis) + d.padding);
+    let (groups, axis_len) = (along.groups, whole.at(along.axis) + along.padding);
     let inner = whole.product(along.axis + 1..whole.rank());
     let (block, piece) = (axis_len / groups * inner, axis_len / groups / d.parts * inner);
     let first = d.part * piece;
     let is_own = move |index: &usize| (first..first + piece).contains(&(index % block.max(1)));
-    let padding = d.padding * inner;
-    let own = |count: usize| (0..if count == 0 { 0 } else { count + padding }).filter(is_own);
+    let rows = whole.product(0..along.axis) * axis_len;
+    let own = |count: usize| (0..if count == 0 { 0 } else { rows * inner }).filter(is_own);
+    // The place in the whole tensor, unless the element is padding.
+    let place = |index: usize| {
+        let (outer, at) = (index / (axis_len * inner), index % (axis_len * inner));
+        let whole_len = (axis_len - along.padding) * inner;
+        (at < whole_len).then(|| outer * whole_len + at)
+    };
     let (floats, ints) = (d.op.attr_floats("values"), d.op.attr_ints("ints_values"));
-    let at = |index: usize| floats.get(index).copied().unwrap_or_default();
-    let own_floats: Vec<f64> = own(floats.len()).map(at).collect();
-    let at = |index: usize| ints.get(index).copied().unwrap_or_default();
-    let own_ints: Vec<i64> = own(ints.len()).map(at).collect();
+    let at = |index: usize| place(index).and_then(|at| floats.get(at)).copied();
+    let own_floats: Vec<f64> = own(floats.len()).map(|it| at(it).unwrap_or_default()).collect();
+    let at = |index: usize| place(index).and_then(|at| ints.get(at)).copied();
+    let own_ints: Vec<i64> = own(ints.len()).map(|it| at(it).unwrap_or_default()).collect();
     d.set_attr("values", own_floats);
     d.set_attr("ints_values", own_ints);
     Ok(())

@@ -68,7 +68,7 @@ impl Source {
     }
 
     /// Calls `fill` with each run of elements, and the start of its numbers.
-    fn fill<T>(
+    fn fill<T: Copy + Default>(
         &self,
         k: &KernelCtx<'_>,
         runs: &Runs,
@@ -76,6 +76,9 @@ impl Source {
         fill: impl Fn(&Pool, Draw, &mut [T]),
     ) {
         let draw = Draw { seed: self.seed(k), stream: self.stream, offset: 0 };
+        if runs.has_padding() {
+            out.fill(T::default());
+        }
         runs.each(out.len(), |run, offset| {
             fill(k.pool, Draw { offset, ..draw }, &mut out[run]);
         });
@@ -95,7 +98,7 @@ fn floats(
     if p.output_layouts[0][0] != Layout::RowMajor {
         return Err(Error::internal(format!("{} supports only row-major tensors", p.op.name())));
     }
-    let runs = Runs::of(p.op, &out.shape)?;
+    let runs = Runs::of_initial(p.op, &out.shape)?;
     match out.dtype {
         DType::F32 => Ok(Kernel::infallible(move |k| source.fill(k, &runs, k.output(0), &fill))),
         DType::F64 => {
@@ -151,7 +154,7 @@ fn randint_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
     }
     let (out, source) = (p.output("Out"), Source::new(p.op));
     let len = out.shape.len();
-    let runs = Runs::of(p.op, &out.shape)?;
+    let runs = Runs::of_initial(p.op, &out.shape)?;
     let fill = move |pool: &Pool, draw: Draw, out: &mut [i64]| randint(pool, draw, low, high, out);
     match out.dtype {
         DType::I64 => Ok(Kernel::infallible(move |k| source.fill(k, &runs, k.output(0), fill))),

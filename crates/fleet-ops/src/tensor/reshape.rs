@@ -91,10 +91,11 @@ fn divide_view(d: &mut Divide<'_>) -> Result<()> {
         let mut shape = d.op.attr_ints("shape").to_vec();
         // 0 and -1 follow from X.
         if let Some(dim) = shape.get_mut(made.axis).filter(|dim| **dim > 0) {
-            *dim /= d.parts as i64;
+            *dim = (*dim + made.padding as i64) / d.parts as i64;
         }
         d.set_attr("shape", shape);
     }
+    d.keep_padding();
     d.set_part("Out", made)
 }
 

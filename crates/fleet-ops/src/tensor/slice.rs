@@ -70,6 +70,7 @@ fn divide(d: &mut Divide<'_>) -> Result<()> {
         return Err(d.unsupported("does not slice the divided dimension"));
     }
     let before = removed.iter().filter(|axis| **axis < along.axis).count();
+    d.keep_padding();
     d.set_part("Out", along.at(along.axis - before))
 }
 

@@ -39,7 +39,10 @@ pub static DEF: OpDef = OpDef {
                 order.iter().position(|from| *from == along.axis).map(|axis| along.at(axis))
             });
             match to {
-                Some(along) => d.set_part("Out", along),
+                Some(along) => {
+                    d.keep_padding();
+                    d.set_part("Out", along)
+                }
                 None => Err(d.unsupported("has no divided input")),
             }
         },

@@ -89,7 +89,12 @@ fn divide_var(program: &mut Program, var: VarId, layers: Layers) -> Result<Along
     let Some(mark) = var.division else {
         return Err(Error::internal(format!("'{}' is not divided", var.name)));
     };
-    let along = Along::from(mark);
+    let mut along = Along::from(mark);
+    // Without a remainder, this is no padding.
+    if let Some(size) = var.shape.get(along.axis).filter(|_| along.groups == 1) {
+        let size = usize::try_from(*size).unwrap_or_default();
+        along.padding = Division::padded(along.axis, size, part, parts).padding;
+    }
     let division = along.part(part, parts);
     let Some(shape) = division.of(&var.shape) else {
         let blocks = match along.groups {
@@ -384,6 +389,15 @@ impl Pass {
             return Ok(*made);
         }
         let (name, shape) = (main.var_name(var).to_string(), main.var(var).shape);
+        if along.padding > 0 {
+            return Err(Error::unsupported(format!("'{name}' is whole on every rank"))
+                .expected(format!(
+                    "a multiple of {} in dimension {}",
+                    self.layers.parts, along.axis
+                ))
+                .got(shape)
+                .help("if it is a parameter, let ranks divide it (ParamAttr::split)"));
+        }
         let part = along.part(self.layers.part, self.layers.parts).of(&shape);
         let Some(part) = part.filter(|_| along.groups == 1) else {
             return Err(Error::unsupported(format!("'{name}' is whole on every rank"))
@@ -515,7 +529,7 @@ pub(super) fn initialize_part(
         let place = (part.part, part.parts);
         let inputs = op.inputs.iter().map(|_| Vec::new()).collect();
         let context = Divide::new(is_elementwise(def), &op, place, inputs, outputs);
-        let divided = context.padded(part.padding).request(along).apply(def.traits.divide);
+        let divided = context.request(along).apply(def.traits.divide);
         let new = divided.and_then(|divided| with_attrs(registry, &op, &divided));
         let new = new.map_err(blame)?;
         *startup.op_mut(id) = new;

@@ -26,18 +26,32 @@ fn network(net: &Net) -> Var<'_> {
     packed.gelu().fc(Fc::new(12).act(Act::Tanh).weight(rows)).fc(1).mse_loss(y, Reduction::Mean)
 }
 
+/// A table of words, which is also the last layer, of a size that no number of ranks divides.
+fn words(net: &Net) -> Var<'_> {
+    let (x, y) = (net.data("x", [-1, 6], DType::F32), net.data("y", [-1, 1], DType::F32));
+    let ids = x.scale(2.0, 6.0).clip(0.0, 12.0).cast(DType::I64);
+    let table = Embedding::new(13, 6).weight(ParamAttr::from("words")).split_vocabulary();
+    let hidden = ids.embedding(table).reduce_mean([1], false).fc(Fc::new(6).act(Act::Tanh));
+    let bias = ParamAttr::from("bias").init(Init::Constant(0.1)).split(0);
+    let bias = net.create_parameter([13], DType::F32, bias);
+    let logits = hidden.matmul_transposed(net.var("words"), false, true) + bias;
+    logits.cross_entropy(y.scale(2.0, 6.0).clip(0.0, 12.0).cast(DType::I64))
+}
+
 /// The jobs that save: name, and the number of ranks that share layers.
-const JOBS: [(&str, usize); 4] = [("layers", 2), ("all", 4), ("merged", 2), ("sharded", 2)];
+const JOBS: [(&str, usize); 6] =
+    [("layers", 2), ("all", 4), ("merged", 2), ("sharded", 2), ("odd", 4), ("odd sharded", 2)];
 
 fn open(fleet: &Fleet, name: &str, parts: usize) -> Result<Session> {
     let hybrid = HybridConfig::default().with_mp_degree(parts as i32);
     let strategy = DistributedStrategy::new().with_hybrid_configs(hybrid);
     let strategy = match name {
         "merged" => strategy.use_gradient_merge(2),
-        "sharded" => strategy.use_sharding(ShardingConfig::default().with_stage(2)),
+        "sharded" | "odd sharded" => strategy.use_sharding(ShardingConfig::default().with_stage(2)),
         _ => strategy,
     };
     let optimizer = Adam::new(0.01).grad_clip(GradClip::GlobalNorm(0.5)).into();
+    let network = if name.starts_with("odd") { words } else { network };
     session_of(fleet, &strategy, optimizer, network)
 }
 
@@ -97,10 +111,15 @@ fn part_of(whole: &Tensor, division: Division) -> Vec<u8> {
     let shape = whole.shape();
     let inner: usize = shape.product(division.axis + 1..shape.rank()) * whole.dtype().size();
     let block = shape.at(division.axis) / division.groups;
-    let piece = block / division.parts;
+    let piece = (block + division.padding) / division.parts;
     let own = |row: &usize| row % block / piece == division.part;
     let rows = whole.as_bytes().chunks(inner).enumerate();
-    rows.filter(|(row, _)| own(row)).flat_map(|(_, row)| row.to_vec()).collect()
+    let mut part: Vec<u8> =
+        rows.filter(|(row, _)| own(row)).flat_map(|(_, row)| row.to_vec()).collect();
+    if division.padding > 0 {
+        part.resize(piece * inner, 0);
+    }
+    part
 }
 
 /// Checks that a rank has its parts of what a job saved.
