@@ -357,6 +357,51 @@ impl BoundSegments<'_> {
     /// # Panics
     /// Panics if a gradient or a state is missing, or if the scratch memory is too short.
     pub fn update(&mut self, pool: &Pool, rule: Rule, step: Step, scratch: &mut [f64]) {
+        self.update_from(pool, rule, step, scratch, |_| Ok::<(), ()>(())).ok();
+    }
+
+    /// Like [`BoundSegments::update`] with LARS or LAMB, for the part of one tensor of which other
+    /// ranks have the other parts. `sum` adds the two squared norms of all parts. If it fails,
+    /// LAMB's moments have been updated, and nothing else.
+    ///
+    /// # Errors
+    /// Fails if `sum` does.
+    ///
+    /// # Panics
+    /// Panics as `update` does, for other rules, and unless there is one segment.
+    pub fn update_part_of<E>(
+        &mut self,
+        pool: &Pool,
+        rule: Rule,
+        step: Step,
+        scratch: &mut [f64],
+        sum: impl FnOnce(&mut [f64; 2]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        assert!(rule.needs_norms() && self.segments.segments.len() == 1, "expected one tensor");
+        let count = self.segments.pieces.len();
+        self.update_from(pool, rule, step, scratch, |norms| {
+            let (first, second) = norms.split_at_mut(count);
+            let mut totals = [&*first, &*second].map(|all| all.iter().sum());
+            sum(&mut totals)?;
+            // The second pass adds the numbers of all pieces.
+            for (all, total) in [first, second].into_iter().zip(totals) {
+                all.fill(0.0);
+                all.iter_mut().take(1).for_each(|first| *first = total);
+            }
+            Ok(())
+        })
+    }
+
+    /// Calls `between` with the squared norms of all pieces, if the rule needs them: all first
+    /// ones, then all second ones.
+    fn update_from<E>(
+        &mut self,
+        pool: &Pool,
+        rule: Rule,
+        step: Step,
+        scratch: &mut [f64],
+        between: impl FnOnce(&mut [f64]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let own = self.segments;
         self.check_gradients();
         own.segments.iter().for_each(|segment| Self::check_state(rule, segment));
@@ -373,7 +418,9 @@ impl BoundSegments<'_> {
                     *norms.at(count + index) = second;
                 }
             });
+            between(&mut scratch[..own.scratch_len()])?;
         }
+        let norms = SharedPtr::new_mut(scratch.as_mut_ptr());
         own.each_piece(pool, |_, segment, piece| {
             let range = own.firsts[piece.segment]..own.firsts[piece.segment + 1];
             // SAFETY: as above, and pieces are disjoint. The norms were written above.
@@ -390,6 +437,7 @@ impl BoundSegments<'_> {
                 update_piece(rule, segment.step(step), rate, segment, piece);
             }
         });
+        Ok(())
     }
 
     /// Updates the elements of one tensor from `start` on, with `grad` instead of the segment's own

@@ -82,6 +82,10 @@ impl UpdateRule for LambRule {
         "lamb"
     }
 
+    fn op_of_parts(&self) -> Option<&'static str> {
+        Some("c_lamb")
+    }
+
     fn state(&self) -> Vec<State> {
         moments(self.beta1, self.beta2)
     }

@@ -74,6 +74,10 @@ impl UpdateRule for LarsMomentumRule {
         "lars_momentum"
     }
 
+    fn op_of_parts(&self) -> Option<&'static str> {
+        Some("c_lars_momentum")
+    }
+
     fn state(&self) -> Vec<State> {
         vec![State::each("velocity", "Velocity")]
     }

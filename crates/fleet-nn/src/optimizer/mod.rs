@@ -214,6 +214,12 @@ impl Rule {
     pub fn op(&self) -> &'static str {
         self.update().op()
     }
+
+    /// Returns the name of the op for a parameter of which each rank has a part, if the rule needs
+    /// norms of whole parameters ([`UpdateRule::op_of_parts`]).
+    pub fn op_of_parts(&self) -> Option<&'static str> {
+        self.update().op_of_parts()
+    }
 }
 
 /// Description of a rule: the op that updates a parameter, with its state and attributes. All rules
@@ -227,6 +233,12 @@ impl Rule {
 pub trait UpdateRule: fmt::Debug + Send + Sync {
     /// Returns the name of the op.
     fn op(&self) -> &'static str;
+
+    /// Returns the name of the op for a parameter of which each rank of a ring has a part. `None` if
+    /// the update needs nothing of other parts, or cannot get it.
+    fn op_of_parts(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Returns the state variables per parameter.
     fn state(&self) -> Vec<State> {
@@ -477,7 +489,7 @@ impl OptimizerDesc {
         let skip = self.skip_input(&mut main, at.skip_update.filter(|_| !grads.is_empty()))?;
         for clipped in &grads {
             main.device = devices.get(&clipped.param).cloned();
-            self.emit_update(&mut main, &mut startup, clipped, rate, skip)?;
+            self.emit_update(&mut main, &mut startup, clipped, (rate, skip), at.divided)?;
         }
         main.append();
         startup.append();
@@ -546,8 +558,8 @@ impl OptimizerDesc {
         main: &mut Emit<'_>,
         startup: &mut Emit<'_>,
         clipped: &Clipped,
-        rate: VarId,
-        skip: Option<VarId>,
+        (rate, skip): (VarId, Option<VarId>),
+        divided: Option<DividedUpdate>,
     ) -> Result<()> {
         let var = main.program.var(clipped.param);
         let (name, shape) = (var.name.clone(), var.shape);
@@ -557,7 +569,9 @@ impl OptimizerDesc {
             .clone()
             .ok_or_else(|| Error::invalid(format!("cannot update '{name}': not a parameter")))?;
         let update = self.rule.update();
-        let spec = &main.registry.get(update.op())?.spec;
+        let of_parts = update.op_of_parts().zip(divided).filter(|_| part.is_some());
+        let op = of_parts.map_or(update.op(), |(op, _)| op);
+        let spec = &main.registry.get(op)?.spec;
         let regularizer = param.regularizer.or(self.settings.weight_decay);
         let all = Inputs { grad: clipped.grad, scale: clipped.scale, regularizer, rate };
         let Inputs { grad, scale, regularizer, rate } =
@@ -576,7 +590,7 @@ impl OptimizerDesc {
             kept.push(made);
         }
         let mut call = main
-            .named_op(update.op())?
+            .named_op(op)?
             .input("Param", clipped.param)
             .input("Grad", grad)
             .input("LearningRate", rate)
@@ -585,6 +599,10 @@ impl OptimizerDesc {
             .output("ParamOut", clipped.param);
         if spec.attr_index(LR_SCALE).is_some() {
             call = call.attr(LR_SCALE, param.learning_rate);
+        }
+        if let Some((_, DividedUpdate { ring, nranks })) = of_parts {
+            let call_label = format!("norms of {name}");
+            call = call.attr("ring_id", ring).attr("nranks", nranks).attr("label", call_label);
         }
         if let Some((method, coeff)) = regularizer.map(decay_attrs) {
             call = call.attr(DECAY_METHOD, method).attr("regularization_coeff", coeff);

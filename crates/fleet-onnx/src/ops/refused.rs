@@ -18,6 +18,8 @@ const REASONS: &[(&str, &[&str])] = &[
             "adam",
             "adamax",
             "adamw",
+            "c_lamb",
+            "c_lars_momentum",
             "sum_then_adam",
             "sum_then_adamw",
             "sum_then_momentum",

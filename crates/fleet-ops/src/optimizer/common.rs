@@ -288,7 +288,7 @@ impl Plan {
 
     /// Size of scratch in 64-bit words: the norms of LARS and LAMB, or buffers to merge sparse
     /// gradients.
-    fn scratch_words(&self) -> usize {
+    pub(super) fn scratch_words(&self) -> usize {
         let segments = lock(&self.segments);
         let norms = match self.rule {
             Rule::Lars { .. } | Rule::Lamb { .. } => segments.scratch_len(),
@@ -307,6 +307,26 @@ impl Plan {
             grad_scale: k.optional::<f32>(GRAD_SCALE).map_or(1.0, |scale| scale[0]),
             ..Step::default()
         }
+    }
+
+    /// Updates one parameter, of which other ranks have other parts. `sum` adds two squared norms
+    /// over ranks.
+    pub(super) fn run_part(
+        &self,
+        k: &KernelCtx<'_>,
+        sum: impl FnOnce(&mut [f64; 2]) -> Result<()>,
+    ) -> Result<()> {
+        if self.skips_update(k) {
+            self.copy(k);
+            return Ok(());
+        }
+        let (step, mut segments) = (self.step(k), lock(&self.segments));
+        let grad = |index: usize| Some(k.arg_at(GRAD, index).slice());
+        let mut bound = segments.bind(|segment| {
+            let index = self.dense[segment];
+            Tensors { grad: grad(index), ..self.tensors(k, index) }
+        });
+        bound.update_part_of(k.pool, self.rule, step, view_as_mut(k.scratch::<u64>()), sum)
     }
 
     fn run(&self, k: &KernelCtx<'_>) -> Result<()> {

@@ -5,7 +5,8 @@ use fleet_ir::{Arity, SlotSpec, one, optional};
 
 /// Defines `DEF`, which updates one parameter. With three names, it also defines `FUSED`, which
 /// updates many, and `REDUCED`, which first sums the gradients of many over ranks (see
-/// `reduced.rs`).
+/// `reduced.rs`). Rules that need norms also define `PARTS`, which updates a part of a parameter
+/// (see `parts.rs`).
 ///
 /// The module has `SLOTS`, the state; `ATTRS`, the attributes besides those of all optimizers; and
 /// `update`, which returns the rule of an op with its options.
@@ -14,6 +15,26 @@ macro_rules! optimizer {
         optimizer! {
             DEF { name: $name, traits: common::TRAITS }
         }
+    };
+    (DEF { name: $name:literal, norms } PARTS { name: $parts:literal }) => {
+        optimizer! {
+            DEF { name: $name, traits: OpTraits { norms: true, ..common::TRAITS } }
+        }
+
+        pub static PARTS: OpDef = OpDef {
+            spec: OpSpec {
+                name: $parts,
+                attrs: &forms::joined::<
+                    _,
+                    { ATTRS.len() + common::ATTRS.len() + parts::ATTRS.len() },
+                >(DEF.spec.attrs, parts::ATTRS),
+                ..DEF.spec
+            },
+            infer: |i| parts::infer(i, &SLOTS),
+            grad: Grad::None,
+            cpu: |p| parts::cpu(p, &SLOTS, update(p.op)),
+            traits: parts::TRAITS,
+        };
     };
     (DEF { name: $name:literal, traits: $traits:expr }) => {
         pub static DEF: OpDef = OpDef {

@@ -5,6 +5,7 @@
 use super::adam::{self, numbers};
 use super::common::{self, Slots, Update};
 use super::forms::{self, optimizer};
+use super::parts;
 use crate::prelude::*;
 use fleet_ir::{Arity, AttrSpec, Op};
 use fleet_kernels::optim::Rule;
@@ -20,7 +21,8 @@ const ATTRS: &[AttrSpec] = &[
 const SLOTS: Slots = Slots { sparse: false, ..adam::SLOTS };
 
 optimizer! {
-    DEF { name: "lamb", traits: OpTraits { norms: true, ..common::TRAITS } }
+    DEF { name: "lamb", norms }
+    PARTS { name: "c_lamb" }
 }
 
 fn update(op: &Op) -> Update {

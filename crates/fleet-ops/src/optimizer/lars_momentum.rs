@@ -4,6 +4,7 @@
 
 use super::common::{self, Slots, Update};
 use super::forms::{self, optimizer};
+use super::parts;
 use crate::prelude::*;
 use crate::rules::number;
 use fleet_ir::{Arity, AttrSpec, Op};
@@ -19,7 +20,8 @@ const ATTRS: &[AttrSpec] = &[
 const SLOTS: Slots = Slots::full(&[("Velocity", "VelocityOut")]);
 
 optimizer! {
-    DEF { name: "lars_momentum", traits: OpTraits { norms: true, ..common::TRAITS } }
+    DEF { name: "lars_momentum", norms }
+    PARTS { name: "c_lars_momentum" }
 }
 
 fn update(op: &Op) -> Update {

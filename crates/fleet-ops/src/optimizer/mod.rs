@@ -24,5 +24,6 @@ pub mod update_loss_scaling;
 
 mod common;
 mod forms;
+mod parts;
 mod reduced;
 mod sparse;

@@ -42,8 +42,6 @@ impl Strategy for ClassParallel {
             (StrategyId::LocalSgd, "ranks that share class weights cannot train alone"),
             (StrategyId::AdaptiveLocalSgd, "ranks that share class weights cannot train alone"),
             (StrategyId::Dgc, "dgc sums the gradients of all parameters over ranks"),
-            (StrategyId::Lars, NORMS),
-            (StrategyId::Lamb, NORMS),
             (StrategyId::TensorParallel, "parameters are divided over one ring of ranks"),
         ]
     }

@@ -13,7 +13,8 @@
 //! * backward, communicate: gradients of divided parameters stay with their ranks. Those of whole
 //!   parameters are the same on all ranks of ring 0. Data parallelism and sharding sum both over
 //!   the copies.
-//! * unscale, update: norms of gradients and the check for finite ones include all parts.
+//! * unscale, update: norms of gradients and the check for finite ones include all parts, as do the
+//!   norms of LARS and LAMB.
 //! * finish: a step begins with a check that the ranks of ring 0 have the same samples.
 //! * startup: a rank makes the first values of its parts only. They are those of the whole
 //!   parameters. Whole parameters are those of the first rank.
@@ -51,8 +52,6 @@ impl Strategy for TensorParallel {
             (StrategyId::LocalSgd, "ranks that share layers cannot train alone"),
             (StrategyId::AdaptiveLocalSgd, "ranks that share layers cannot train alone"),
             (StrategyId::Dgc, "dgc selects the largest elements of whole gradients"),
-            (StrategyId::Lars, NORMS),
-            (StrategyId::Lamb, NORMS),
         ]
     }
 
@@ -183,14 +182,16 @@ fn marked(program: &Program) -> Vec<VarId> {
     program.parameters().filter(|(_, var)| var.division.is_some()).map(|(id, _)| id).collect()
 }
 
-/// Returns the rule of an optimizer that needs more of a parameter than single elements.
+/// Returns the rule of an optimizer that needs more of a parameter than single elements, and cannot
+/// get it from the ranks that have the other parts.
 pub(super) fn rule_of_norms(optimizer: &OptimizerDesc) -> Option<&'static str> {
-    let rules = [Some(optimizer), optimizer.rows.as_deref()];
+    let rules = [Some(optimizer), optimizer.rows.as_deref()].into_iter().flatten();
     let is_elementwise = |name: &&str| {
         let def = Registry::standard().find(name);
         def.is_some_and(|OpDef { traits, .. }| {
             (traits.elementwise || traits.elementwise_unpadded) && !traits.norms
         })
     };
-    rules.into_iter().flatten().map(|it| it.rule.op()).find(|name| !is_elementwise(name))
+    let alone = rules.filter(|it| it.rule.op_of_parts().is_none());
+    alone.map(|it| it.rule.op()).find(|name| !is_elementwise(name))
 }

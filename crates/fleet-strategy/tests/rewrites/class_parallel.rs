@@ -277,13 +277,15 @@ fn optimizers() -> Vec<(&'static str, OptimizerDesc)> {
         ("adamw", AdamW::new(0.002).grad_clip(GradClip::Norm(0.1)).into()),
         ("adagrad", Adagrad::new(0.002).grad_clip(GradClip::value(0.01)).into()),
         ("rmsprop", RmsProp::new(0.001).into()),
+        ("lars", LarsMomentum::new(0.02, 0.9).lars_coeff(0.5).lars_weight_decay(0.01).into()),
+        ("lamb", Lamb::new(0.002).grad_clip(GradClip::GlobalNorm(0.1)).into()),
     ]
 }
 
 /// Rules that divide by a root of the gradient's square amplify the rounding of small gradients.
 fn limit_of(optimizer: &OptimizerDesc) -> f32 {
     match optimizer.rule {
-        Rule::Sgd(_) | Rule::Momentum(_) => 4.0 * NEAR,
+        Rule::Sgd(_) | Rule::Momentum(_) | Rule::LarsMomentum(_) => 4.0 * NEAR,
         _ => 50.0 * NEAR,
     }
 }
@@ -534,8 +536,6 @@ fn what_cannot_be_divided_is_refused() {
     let plain = DistributedStrategy::new;
     refused(without_classes, momentum(), plain(), "the program has no class_loss");
     refused(tied, momentum(), plain(), "'table' is also a variable of lookup_table_v2");
-    let lars = LarsMomentum::new(0.1, 0.9).into();
-    refused(arcface, lars, plain(), "lars_momentum conflicts with divided classes");
     let sharding = plain().use_sharding(ShardingConfig::default());
     refused(arcface, momentum(), sharding, "owners have whole parameters");
     let local = plain().with_localsgd(true);
