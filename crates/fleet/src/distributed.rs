@@ -35,6 +35,8 @@ pub struct Distributed {
     pub(crate) prediction: Option<Prediction>,
     /// Private memory of this process before the layout was planned, in bytes.
     pub(crate) memory_before: Option<u64>,
+    /// Whether the strategy is that of a file, which may have a prediction.
+    pub(crate) is_of_file: bool,
 }
 
 impl Fleet {
@@ -49,7 +51,8 @@ impl Fleet {
         job: &Distributed,
         options: ExecOptions,
     ) -> Result<Session> {
-        let clock = StepClock::new(job.prediction, job.memory_before, job.plan.stage.as_ref());
+        let stage = job.plan.stage.as_ref();
+        let clock = StepClock::new(job.prediction, job.memory_before, stage, job.is_of_file);
         let options = self.on_own_cores(exec_options(&job.strategy, options))?;
         let options = options_of_worker(options, self.worker_index());
         self.print_in_force(&job.strategy, &options);

@@ -2,7 +2,7 @@
 
 use crate::agree::NetworkText;
 use crate::fit::{Budget, fit};
-use crate::planner::{self, Network};
+use crate::planner::{self, Network, Saved};
 use crate::servers::{Place, ServerJob};
 use crate::{Distributed, Fleet, probe};
 use fleet_base::Result;
@@ -285,11 +285,27 @@ impl DistributedOptimizer<'_> {
                 (layout, prediction) = (Some(planned.choice), planned.prediction);
                 memory_before = planned.memory_before;
             }
+            let mut off = None;
+            let saved = self.source.as_ref().filter(|_| ranks.count > 1 && prediction.is_none());
+            let saved = saved.and_then(|source| Saved::read(source.file()));
+            if let Some(Saved { ranks: planned, prediction: of_file }) = saved {
+                match planned == ranks.count {
+                    true => prediction = Some(of_file),
+                    false => {
+                        let line = format!(
+                            "the strategy was planned for {planned} ranks, and the job has {}: its \
+                             prediction is not compared",
+                            ranks.count
+                        );
+                        off = Some(line);
+                    }
+                }
+            }
             let on = Cluster { ranks, rates, layout };
             let written = self.strategy_ref(&strategy);
             let mut plan =
                 fleet_strategy::minimize(programs, registry, loss, optimizer, written, on)?;
-            plan.notes.extend(note);
+            plan.notes.extend(note.into_iter().chain(off));
             Ok(plan)
         };
         let plan = match &self.source {
@@ -314,7 +330,8 @@ impl DistributedOptimizer<'_> {
             let ranks = counted(ranks.count, "rank");
             report.print(format_args!("{ranks}, {}", plan.chain_text()));
         }
-        Ok(Distributed { plan, strategy, network, prediction, memory_before })
+        let is_of_file = self.source.is_some() && ranks.count > 1;
+        Ok(Distributed { plan, strategy, network, prediction, memory_before, is_of_file })
     }
 }
 

@@ -22,6 +22,9 @@ struct Shared {
     memory_before: Option<u64>,
     times: Mutex<Times>,
     is_reported: AtomicBool,
+    /// Whether each rank reads the prediction from a file, of which a machine may have another
+    /// version.
+    is_of_file: bool,
 }
 
 /// The sums over the measured steps.
@@ -58,12 +61,19 @@ impl StepClock {
         prediction: Option<Prediction>,
         before_planning: Option<u64>,
         stage: Option<&StageInfo>,
+        is_of_file: bool,
     ) -> StepClock {
         let stage = stage.filter(|stage| stage.count > 1).cloned();
         let is_watched = prediction.is_some() || stage.is_some();
         let now = is_watched.then(private_bytes).flatten();
         let memory_before = now.into_iter().chain(before_planning).min();
-        StepClock(Arc::new(Shared { prediction, stage, memory_before, ..Shared::default() }))
+        let shared = Shared { prediction, stage, memory_before, is_of_file, ..Shared::default() };
+        StepClock(Arc::new(shared))
+    }
+
+    /// Returns whether anything is reported on some rank, if ranks may differ in that.
+    pub fn may_differ(&self) -> bool {
+        self.0.is_of_file
     }
 
     /// Returns whether anything is reported.
@@ -190,7 +200,7 @@ mod tests {
             Prediction { step_seconds: 0.011, memory_bytes: 200 << 20, ..Prediction::default() };
         let stage =
             StageInfo { count: 2, micro_batches: 8, virtual_stages: 1, ..StageInfo::default() };
-        let clock = StepClock::new(Some(prediction), None, Some(&stage));
+        let clock = StepClock::new(Some(prediction), None, Some(&stage), false);
         let all = [measured(10.0, 1.0, 100.0), measured(9.0, 1.8, 250.0)];
         let lines = clock.report(0, &all);
         assert_eq!(
@@ -203,7 +213,7 @@ mod tests {
             ]
         );
         assert!(clock.report(0, &all).is_empty());
-        let alone = StepClock::new(None, None, Some(&stage)).report(3, &all[1..]);
+        let alone = StepClock::new(None, None, Some(&stage), false).report(3, &all[1..]);
         assert!(alone[0].contains("step: rank 3 20.0 %;"), "{alone:?}");
     }
 }

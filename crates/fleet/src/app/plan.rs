@@ -8,8 +8,8 @@ use super::models::Models;
 use super::rewrite::{network, parse_optimizer};
 use super::strategy_file::load_with_source;
 use crate::planner::{
-    Batch, Candidate, Found, Goal, LayoutSearch, Left, Machines, Network, Speeds, fixed_batch,
-    op_factors, search,
+    Batch, Candidate, Found, Goal, LayoutSearch, Left, Machines, Network, Saved, Speeds,
+    fixed_batch, op_factors, search,
 };
 use crate::probe;
 use clap::Args;
@@ -281,18 +281,29 @@ fn print_strategy(
     out: &mut Output,
 ) -> Result<(), ExitReason> {
     let strategy = best.layout.strategy(base, best.batch);
+    let saved = Saved { ranks: args.ranks as usize, prediction: best.prediction };
     let text = match strategy.is_empty() {
         true => "# the default strategy: data parallelism\n".to_string(),
         false => strategy.to_prototxt(),
     };
     match &args.output {
         Some(path) => {
-            let bytes = match StrategyForm::of(path) {
+            let form = StrategyForm::of(path);
+            let text = match form {
                 StrategyForm::Prototxt => text.into_bytes(),
                 form => strategy.to_bytes(form),
             };
-            write_file(path, &bytes)?;
-            out.line(format!("\nbest: {}, written to {}", best.layout, path.display()))
+            let has_comments = matches!(form, StrategyForm::Prototxt | StrategyForm::Toml);
+            let comment = if has_comments { saved.comment() } else { String::new() };
+            write_file(path, &[comment.as_bytes(), &text].concat())?;
+            out.line(format!("\nbest: {}, written to {}", best.layout, path.display()))?;
+            match has_comments {
+                true => Ok(()),
+                false => out.line(
+                    "a job with this file does not compare its prediction: write .prototxt or \
+                     .toml, which have comments",
+                ),
+            }
         }
         None => out.line(format!("\nbest: {}\n\n{}", best.layout, text.trim_end())),
     }

@@ -9,8 +9,10 @@ use super::inspect::{counted, plan_of_rank};
 use super::models::Models;
 use super::strategy_file::{load_with_source, print_warnings};
 use crate::exec_options;
+use crate::planner::{Machines, Network, Speeds, choose_layout, fixed_batch};
 use clap::Args;
 use fleet_base::output::{ExitReason, Output};
+use fleet_base::units;
 use fleet_base::{Error, Result, text};
 use fleet_exec::ExecOptions;
 use fleet_ir::{Program, VarId};
@@ -22,8 +24,8 @@ use fleet_passes::{Arrival, PassManager, optimize_observed};
 use fleet_strategy::meta::Facts;
 use fleet_strategy::servers::{Place, ServerPlan};
 use fleet_strategy::{
-    Cluster, DistributedStrategy, Origin, Ranks, Rates, Report, RingSpec, Verdict, Written, cost,
-    decide, minimize, minimize_with, servers,
+    BATCH_ASSUMED, Cluster, DistributedStrategy, Origin, Ranks, Rates, Report, RingSpec, Verdict,
+    Written, cost, decide, minimize, minimize_with, servers,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -67,6 +69,9 @@ pub struct ProgramArgs {
     /// machine, 1.1 between machines]
     #[arg(long, value_name = "GB/s", value_parser = positive)]
     bandwidth: Option<f64>,
+    /// Memory of a rank, such as 2GiB, for auto [default: unlimited]
+    #[arg(long, value_name = "SIZE", value_parser = units::size)]
+    rank_memory: Option<f64>,
     /// Startup program of PROGRAM [default: parameters are assumed to be loaded]
     #[arg(long, value_name = "FILE")]
     startup: Option<PathBuf>,
@@ -118,9 +123,10 @@ pub fn rewrite(args: &RewriteArgs, models: &Models, out: &mut Output) -> Result<
     if args.explain {
         return explain(&written, models, &args.program, &args.program_args, out);
     }
-    let cluster = args.program_args.cluster(args.rank)?;
     let (mut programs, loss) = args.program_args.programs(models, &args.program)?;
     let optimizer = parse_optimizer(&args.program_args.optimizer)?;
+    let network = Network { programs: &programs, loss, optimizer: &optimizer };
+    let cluster = args.program_args.cluster(args.rank, &strategy, network)?;
     let mut changes = Changes::default();
     let registry = Registry::standard();
     let manager = PassManager::observed(registry, &mut changes);
@@ -197,10 +203,11 @@ pub fn explain(
     program_args: &ProgramArgs,
     out: &mut Output,
 ) -> Result<(), ExitReason> {
-    let cluster = program_args.cluster(0)?;
     let (mut programs, loss) = program_args.programs(models, program)?;
     let optimizer = parse_optimizer(&program_args.optimizer)?;
-    let report = program_args.report(*written, &programs.main, &optimizer)?;
+    let network = Network { programs: &programs, loss, optimizer: &optimizer };
+    let cluster = program_args.cluster(0, written.strategy, network)?;
+    let report = program_args.report(*written, &programs.main, &optimizer, &cluster)?;
     out.text(&report)?;
     stop_at_errors(&report)?;
     let registry = Registry::standard();
@@ -226,10 +233,11 @@ pub fn report_on<'a>(
     program: &str,
     program_args: &ProgramArgs,
 ) -> Result<(Report<'a>, Option<Error>)> {
-    let cluster = program_args.cluster(0)?;
     let (mut programs, loss) = program_args.programs(models, program)?;
     let optimizer = parse_optimizer(&program_args.optimizer)?;
-    let report = program_args.report(written, &programs.main, &optimizer)?;
+    let network = Network { programs: &programs, loss, optimizer: &optimizer };
+    let cluster = program_args.cluster(0, written.strategy, network)?;
+    let report = program_args.report(written, &programs.main, &optimizer, &cluster)?;
     if report.refuse().is_err() {
         return Ok((report, None));
     }
@@ -335,29 +343,70 @@ impl ProgramArgs {
         written: Written<'a>,
         program: &Program,
         optimizer: &OptimizerDesc,
+        Cluster { ranks, rates, layout }: &Cluster,
     ) -> Result<Report<'a>> {
-        let Cluster { ranks, rates, .. } = &self.cluster(0)?;
         Ok(match self.servers {
             Some(count) => servers::report(written, place(ranks, count), optimizer, None, program),
             None => {
-                let (servers, layout) = (None, None);
+                let (servers, layout) = (None, layout.as_ref());
                 decide(written, &Facts { optimizer, ranks, rates, layout, program, servers })
             }
         })
     }
 
-    fn cluster(&self, rank: u32) -> Result<Cluster> {
+    /// Returns the ranks and their speeds. If the strategy is `auto`, a search chooses the layout,
+    /// as in a job.
+    fn cluster(
+        &self,
+        rank: u32,
+        strategy: &DistributedStrategy,
+        network: Network<'_>,
+    ) -> Result<Cluster> {
+        let (rates, ranks) = (self.rates(), self.ranks(rank)?);
+        let searches = ranks.count > 1 && self.servers.is_none();
+        if !searches || !fleet_strategy::auto::chooses(strategy) {
+            return Ok(Cluster { ranks, rates, layout: None });
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let speeds = Speeds { rates: rates.clone(), has_spare_cores: true, ..Speeds::default() };
+        let machines = Machines { ranks: Ranks { rank: 0, ..ranks }, speeds, threads: cores };
+        let memory = self.rank_memory.map(|bytes| bytes as u64);
+        let mut layout = choose_layout(network, &machines, memory);
+        layout.reasons.extend(self.missing(&ranks, network.programs));
+        Ok(Cluster { ranks, rates, layout: Some(layout) })
+    }
+
+    /// Returns a line on the inputs of a search that are not given, if any. A job measures them.
+    fn missing(&self, ranks: &Ranks, programs: &Programs) -> Option<String> {
+        let Rates { flops_per_second, memory_bytes_per_second, .. } = self.rates();
+        let giga = |rate: f64| rate / 1e9;
+        let bandwidth = giga(self.rates().network(ranks));
+        let is_fixed = fixed_batch(&programs.main).is_some();
+        let inputs = [
+            (self.gflops.is_some(), format!("--gflops ({})", giga(flops_per_second))),
+            (self.memory.is_some(), format!("--memory ({})", giga(memory_bytes_per_second))),
+            (self.bandwidth.is_some(), format!("--bandwidth ({bandwidth})")),
+            (self.rank_memory.is_some(), "--rank-memory (unlimited)".to_string()),
+            (self.batch.is_some() || is_fixed, format!("--batch ({BATCH_ASSUMED})")),
+        ];
+        let missing = inputs.into_iter().filter(|(is_given, _)| !is_given).map(|(_, flag)| flag);
+        let missing: Vec<String> = missing.collect();
+        (!missing.is_empty()).then(|| {
+            format!("not given, so assumed; a job measures or knows them: {}", missing.join(", "))
+        })
+    }
+
+    fn rates(&self) -> Rates {
         let given = [self.gflops, self.memory, self.bandwidth].iter().any(Option::is_some);
         let assumed = Rates::default();
         let giga = |value: Option<f64>, default: f64| value.map_or(default, |value| value * 1e9);
-        let rates = Rates {
+        Rates {
             flops_per_second: giga(self.gflops, assumed.flops_per_second),
             memory_bytes_per_second: giga(self.memory, assumed.memory_bytes_per_second),
             network_bytes_per_second: self.bandwidth.map(|value| value * 1e9),
             batch: self.batch.map(|batch| batch as usize),
             origin: if given { Origin::Given } else { Origin::Assumed },
-        };
-        Ok(Cluster { ranks: self.ranks(rank)?, rates, layout: None })
+        }
     }
 
     fn ranks(&self, rank: u32) -> Result<Ranks> {

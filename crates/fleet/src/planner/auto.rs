@@ -60,25 +60,8 @@ pub fn plan_job(
         let has_spare_cores = here * threads < cores;
         let speeds = Speeds { rates: rates.clone(), factors, has_spare_cores };
         let machines = Machines { ranks, speeds, threads };
-        let found = search(&LayoutSearch {
-            network,
-            machines: &machines,
-            base: &base,
-            memory,
-            batch: match global_batch {
-                Some(samples) => Batch::Whole(samples),
-                None => Batch::EachCopy(known.unwrap_or(BATCH_ASSUMED)),
-            },
-            goal: if known.is_some() { Goal::KeepSamples } else { Goal::OnlyKeepSamples },
-            threads,
-            deadline: Some(Instant::now() + SEARCH_MAX),
-        });
-        reasons = describe(&found, memory, known.is_some());
-        if known.is_none() {
-            reasons.push(format!(
-                "the batch size is not known: predictions are for {BATCH_ASSUMED} samples of a rank"
-            ));
-        }
+        let found;
+        (found, reasons) = look(network, &machines, memory, (global_batch, known));
         if let Some(best) = found.candidates.first() {
             own = numbers(best);
         }
@@ -94,6 +77,51 @@ pub fn plan_job(
     let strategy = best.layout.strategy(&DistributedStrategy::new(), best.batch);
     let choice = ChosenLayout { strategy, reasons };
     Ok(Planned { choice, prediction: Some(best.prediction), memory_before })
+}
+
+/// Chooses the layout of a job as [`plan_job`] does, for machines of the given speeds.
+#[cfg(feature = "app")]
+pub fn choose_layout(
+    network: Network<'_>,
+    machines: &Machines,
+    memory: Option<u64>,
+) -> ChosenLayout {
+    let known = fixed_batch(&network.programs.main).or(machines.speeds.rates.batch);
+    let (found, reasons) = look(network, machines, memory, (None, known));
+    let strategy = found.candidates.first().map_or_else(DistributedStrategy::new, |best| {
+        best.layout.strategy(&DistributedStrategy::new(), best.batch)
+    });
+    ChosenLayout { strategy, reasons }
+}
+
+/// Searches for the layout of a job, and describes the result. `known` is the number of samples of
+/// a rank, if it is known, and `whole` that of all ranks.
+fn look(
+    network: Network<'_>,
+    machines: &Machines,
+    memory: Option<u64>,
+    (whole, known): (Option<usize>, Option<usize>),
+) -> (Found, Vec<String>) {
+    let found = search(&LayoutSearch {
+        network,
+        machines,
+        base: &DistributedStrategy::new(),
+        memory,
+        batch: match whole {
+            Some(samples) => Batch::Whole(samples),
+            None => Batch::EachCopy(known.unwrap_or(BATCH_ASSUMED)),
+        },
+        goal: if known.is_some() { Goal::KeepSamples } else { Goal::OnlyKeepSamples },
+        threads: machines.threads,
+        deadline: Some(Instant::now() + SEARCH_MAX),
+    });
+    let mut reasons = describe(&found, memory, known.is_some());
+    if known.is_none() {
+        reasons.push(format!(
+            "the batch size is not known: predictions are for {BATCH_ASSUMED} samples of a rank"
+        ));
+    }
+    (found, reasons)
 }
 
 /// Returns what a search has found, in lines for the job's log.

@@ -9,6 +9,7 @@ mod layout;
 mod measure;
 mod memory;
 mod predict;
+mod saved;
 mod search;
 mod simulate;
 mod speeds;
@@ -16,8 +17,10 @@ mod speeds;
 pub use auto::plan_job;
 pub use memory::private_bytes;
 pub use predict::{Network, Prediction};
+pub use saved::Saved;
 #[cfg(feature = "app")]
 pub use {
+    auto::choose_layout,
     measure::op_factors,
     predict::{Machines, fixed_batch},
     search::{Batch, Candidate, Found, Goal, LayoutSearch, Left, search},

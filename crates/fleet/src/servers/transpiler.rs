@@ -162,7 +162,14 @@ impl DistributeTranspiler {
                 let network = NetworkText::new(&before, &ranks.optimizer);
                 let (plan, strategy) = (ranks.plan.clone(), ranks.strategy.clone());
                 Made::Ranks(Box::new((
-                    Distributed { plan, strategy, network, prediction: None, memory_before: None },
+                    Distributed {
+                        plan,
+                        strategy,
+                        network,
+                        prediction: None,
+                        memory_before: None,
+                        is_of_file: false,
+                    },
                     ranks,
                 )))
             }

@@ -212,7 +212,14 @@ impl<'a, 'm> Run<'a, 'm> {
     /// Prints what all ranks have measured, beside the prediction and the formula of a pipeline.
     fn report_steps(&mut self) -> Result<()> {
         let clock = self.model.session().clock().clone();
-        if !clock.is_watched() || self.team.is_alone() {
+        if !(clock.is_watched() || clock.may_differ()) || self.team.is_alone() {
+            return Ok(());
+        }
+        let mut watched = [f64::from(u8::from(clock.is_watched()))];
+        if clock.may_differ() {
+            self.team.reduce(Reduce::Max, &mut watched)?;
+        }
+        if watched == [0.0] {
             return Ok(());
         }
         let (own, count) = (self.fleet.worker_index(), self.fleet.worker_num());

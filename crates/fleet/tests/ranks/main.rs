@@ -102,6 +102,9 @@ fn work(job: &str, folder: &Path) -> Result<()> {
             let memory = folder.to_str().and_then(|text| text.parse().ok()).unwrap_or_default();
             init().and_then(|fleet| planned::train(&fleet, memory))
         }
+        "train with a planned file" => {
+            init().and_then(|fleet| planned::train_with_file(&fleet, folder))
+        }
         "train a pipeline" => init().and_then(|fleet| planned::train_pipeline(&fleet)),
         "resume after death" => init().and_then(|fleet| resume::resume_after_death(&fleet, folder)),
         other => panic!("no job {other}"),

@@ -4,7 +4,8 @@ use crate::launch::{assert_success, run, stderr_of};
 use fleet::prelude::*;
 use fleet::strategy::PipelineConfig;
 use fleet::trainer::{Progress, from_fn};
-use fleet::{DistributedStrategy, Fleet, Trainer};
+use fleet::{Distributed, DistributedStrategy, Fleet, Trainer};
+use std::path::Path;
 
 const WIDTH: i64 = 1024;
 const LAYERS: usize = 7;
@@ -43,6 +44,20 @@ pub fn train(fleet: &Fleet, memory: u64) -> Result<()> {
     fleet.finish()
 }
 
+/// Trains with a strategy that `fleet plan` has written, of which only the first worker's machine
+/// has the prediction.
+pub fn train_with_file(fleet: &Fleet, folder: &Path) -> Result<()> {
+    let name = if fleet.is_first_worker() { "planned" } else { "without" };
+    let mut strategy = DistributedStrategy::new();
+    let (source, _) = strategy.load_with_source(&folder.join(format!("{name}.prototxt")))?;
+    let net = Net::new();
+    let loss = network(&net);
+    let optimizer = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).read_from(source);
+    let job = optimizer.minimize(&net, loss)?;
+    job.plan.notes.iter().for_each(|note| println!("{note}"));
+    run_steps(fleet, net, &job)
+}
+
 /// Trains a pipeline with the training loop.
 pub fn train_pipeline(fleet: &Fleet) -> Result<()> {
     let net = Net::new();
@@ -50,7 +65,11 @@ pub fn train_pipeline(fleet: &Fleet) -> Result<()> {
     let pipeline = PipelineConfig::default().with_accumulate_steps(4);
     let strategy = DistributedStrategy::new().use_pipeline(pipeline);
     let job = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).minimize(&net, loss)?;
-    let mut session = fleet.session(net.build()?, &job, ExecOptions::threads(1))?;
+    run_steps(fleet, net, &job)
+}
+
+fn run_steps(fleet: &Fleet, net: Net, job: &Distributed) -> Result<()> {
+    let mut session = fleet.session(net.build()?, job, ExecOptions::threads(1))?;
     let data = from_fn(|_, batch, feeds| {
         feeds.set("x", Tensor::from_slice(&vec![0.5f32; 32 * WIDTH as usize], [32, WIDTH])?);
         Ok(batch < STEPS as u64)
@@ -93,6 +112,31 @@ fn auto_chooses_a_layout_and_the_job_reports_its_prediction() {
             let off = percent_after(line, " of memory predicted");
             assert!(off.abs() <= 10.0, "{line}");
         }
+    }
+}
+
+/// The prediction in a strategy file is compared, unless it is for another number of ranks.
+#[test]
+fn predictions_of_strategy_files_are_compared() {
+    for (ranks, is_compared) in [(2, true), (3, false)] {
+        let folder = crate::scratch("planned-file");
+        std::fs::create_dir_all(&folder).unwrap();
+        let text = "fuse_grad_size_in_MB: 16\n";
+        let comment = format!(
+            "# fleet plan: ranks={ranks} samples=64 step_seconds=0.025 compute_seconds=0.02 \
+             wait_seconds=0 memory_bytes=67108864\n"
+        );
+        std::fs::write(folder.join("without.prototxt"), text).unwrap();
+        std::fs::write(folder.join("planned.prototxt"), comment + text).unwrap();
+        let outputs =
+            crate::launch::run_in("train with a planned file", 2, folder.to_str().unwrap());
+        assert_success(&outputs);
+        let out = String::from_utf8_lossy(&outputs[0].stdout);
+        let line = out.lines().find(|line| line.starts_with("planned: 25.0 ms a step predicted, "));
+        assert_eq!(line.is_some(), is_compared, "{out}");
+        let other = "the strategy was planned for 3 ranks, and the job has 2";
+        assert_eq!(out.contains(other), !is_compared, "{out}");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }
 
