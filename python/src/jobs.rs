@@ -12,7 +12,7 @@ use std::path::PathBuf;
 /// Returns the warnings about a job file and its data; errors raise.
 #[pyfunction]
 pub fn job_check(py: Python<'_>, file: PathBuf, rows: u64) -> PyResult<Vec<String>> {
-    waiting(py, || embed::check(&file, rows))
+    waiting(py, || embed::check(&file, &Env::process(), rows))
 }
 
 /// Returns the model folder of a job file.
@@ -35,7 +35,7 @@ pub fn job_train(
     let mut lines = Vec::new();
     let args = TrainArgs { file, threads: threads.into(), output: Some(output), fresh, quiet };
     waiting(py, || {
-        let fleet = Fleet::join(&Env::new())?;
+        let fleet = Fleet::join(&embed::store_settings(&Env::process()))?;
         embed::train(&args, &fleet, &mut |line| {
             lines.push(line.to_string());
             Ok(())
@@ -53,7 +53,7 @@ pub fn job_predict<'py>(
     is_by_name: bool,
     threads: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let scores = waiting(py, || embed::predict(&folder, &files, is_by_name, threads))?;
+    let scores = waiting(py, || embed::predict(&folder, &Env::process(), &files, is_by_name, threads))?;
     let (rows, width) = (scores.values.len() / scores.width.max(1), scores.width);
     let array = PyArray1::from_vec(py, scores.values);
     match width {

@@ -115,7 +115,7 @@ pub fn predict(options: &Options) -> Result<()> {
             threads: (options.threads as u16).into(),
         };
         let begin = Instant::now();
-        command(|out| predict::run(&args, out))?;
+        command(|out| predict::run(&args, &Env::new(), out))?;
         let speed = PREDICT_ROWS as f64 / begin.elapsed().as_secs_f64();
         println!("predict {speed:.0} rows/s, forward from memory {forward:.0} rows/s");
         if step >= warmup {

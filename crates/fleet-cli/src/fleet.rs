@@ -89,11 +89,11 @@ fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitRea
     match command {
         Command::Tools(command) => command.run(&Models::default(), env, out),
         Command::New(args) => new::run(&args, out),
-        Command::Demo(args) => fleet_demo::run(&args, &alone()?, out),
-        Command::Job(command) => fleet_job::commands::run(&command, &alone()?, out),
-        Command::Tune(args) => fleet_job::tune::run(&args, &alone()?, out),
-        Command::Predict(args) => fleet_job::predict::run(&args, out),
-        Command::Recommend(args) => fleet_job::recommend::run(&args, out),
+        Command::Demo(args) => fleet_demo::run(&args, &alone(env)?, out),
+        Command::Job(command) => fleet_job::commands::run(&command, &alone(env)?, out),
+        Command::Tune(args) => fleet_job::tune::run(&args, &alone(env)?, out),
+        Command::Predict(args) => fleet_job::predict::run(&args, env, out),
+        Command::Recommend(args) => fleet_job::recommend::run(&args, env, out),
         Command::Serve(args) => fleet_serve::run(&args, out),
         Command::Data(command) => data::run(&command, env, out),
         Command::Export(args) => export::run(&args, out),
@@ -110,7 +110,7 @@ fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitRea
     }
 }
 
-/// Initialises a job of one worker, regardless of the environment.
-fn alone() -> fleet::Result<fleet::Fleet> {
-    fleet::Fleet::join(&Env::new())
+/// Initialises a job of one worker. Of the environment, it has only the settings of object stores.
+fn alone(env: &Env) -> fleet::Result<fleet::Fleet> {
+    fleet::Fleet::join(&fleet_job::embed::store_settings(env))
 }

@@ -6,6 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+#[path = "jobs/objects.rs"]
+mod objects;
 #[path = "jobs/report.rs"]
 mod report;
 #[path = "jobs/resume.rs"]
@@ -13,8 +15,8 @@ mod resume;
 #[path = "jobs/tune.rs"]
 mod tune;
 
-/// A folder with a job file and generated rows.
-struct Place(PathBuf);
+/// A folder with a job file and generated rows, and variables of the commands.
+struct Place(PathBuf, Vec<(String, String)>);
 
 /// Columns of the generated rows: `y` is `yes` with a probability that follows from the others.
 const COLUMNS: &str = r#"
@@ -38,7 +40,12 @@ impl Place {
              missing = [\"?\"]\n{head}\n{rest}\n"
         );
         fs::write(folder.join("job.toml"), job).unwrap();
-        Place(folder)
+        Place(folder, Vec::new())
+    }
+
+    /// Sets variables of the commands.
+    fn with(self, variables: &[(String, String)]) -> Place {
+        Place(self.0, variables.to_vec())
     }
 
     fn binary(name: &str) -> &'static str {
@@ -49,7 +56,8 @@ impl Place {
         let mut words = line.split_whitespace();
         let binary = Place::binary(words.next().unwrap());
         let mut command = Command::new(binary);
-        command.current_dir(&self.0).args(words).output().expect("the command starts")
+        let command = command.current_dir(&self.0).args(words).envs(self.1.iter().cloned());
+        command.output().expect("the command starts")
     }
 
     /// Runs a command that succeeds, and returns what it printed.

@@ -28,7 +28,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
@@ -62,8 +62,8 @@ impl std::fmt::Debug for ObjectStores {
 }
 
 struct Shared {
-    /// `Some` until the value is dropped.
-    runtime: Option<Runtime>,
+    /// Started by the first request.
+    runtime: Mutex<Option<Runtime>>,
     settings: Vec<(String, String)>,
     /// How long a failing request is retried.
     patience: Duration,
@@ -89,19 +89,9 @@ impl ObjectStores {
         settings: impl IntoIterator<Item = (String, String)>,
         patience: Duration,
     ) -> Result<ObjectStores> {
-        // TLS needs one provider of ciphers per process; if another is already installed, that one
-        // is used.
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let known = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
         let settings = settings.into_iter().filter(|(name, _)| known(name)).collect();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("fleet-objects")
-            .enable_all()
-            .build()
-            .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
-        let clients = Mutex::default();
-        let runtime = Some(runtime);
+        let (runtime, clients) = (Mutex::default(), Mutex::default());
         Ok(ObjectStores(Arc::new(Shared { runtime, settings, patience, clients })))
     }
 
@@ -125,7 +115,13 @@ impl ObjectStores {
             }
             Ok::<_, object_store::Error>(keys)
         })?;
-        let keys = listed.map_err(|error| failed("list objects", pattern, &error).at(pattern))?;
+        let keys = listed.map_err(|error| {
+            let error = failed("list objects", pattern, &error).at(pattern);
+            match name.root.starts_with("http") {
+                true => error.or_help(WEB_HELP),
+                false => error,
+            }
+        })?;
         check_count(keys.len())?;
         let rules = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
         let found = keys.iter().filter(|key| wanted.matches_with(key.as_ref(), rules));
@@ -186,6 +182,9 @@ impl ObjectStores {
     }
 
     fn connect(&self, root: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
+        // TLS needs one provider of ciphers per process; if another is already installed, that one
+        // is used.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let retry = RetryConfig {
             max_retries: RETRIES_MAX,
             retry_timeout: self.0.patience,
@@ -214,8 +213,19 @@ impl ObjectStores {
         })
     }
 
-    fn runtime(&self) -> Result<&Runtime> {
-        self.0.runtime.as_ref().ok_or_else(|| Error::internal("object stores are closed"))
+    /// Returns the runtime, and starts its thread at the first call.
+    fn runtime(&self) -> Result<Handle> {
+        let mut runtime = lock(&self.0.runtime);
+        if let Some(runtime) = &*runtime {
+            return Ok(runtime.handle().clone());
+        }
+        let started = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("fleet-objects")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::exhausted(format!("cannot start a thread: {error}")))?;
+        Ok(runtime.insert(started).handle().clone())
     }
 
     /// Runs work on the runtime and waits for its result, in any thread.
@@ -233,7 +243,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // Dropping a runtime waits for its threads, and panics inside another runtime. A background
         // shutdown does not wait.
-        if let Some(runtime) = self.runtime.take() {
+        if let Some(runtime) = lock(&self.runtime).take() {
             runtime.shutdown_background();
         }
     }
@@ -455,6 +465,8 @@ const PREFIXES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
 /// Hosts from which cloud machines request their own credentials.
 const METADATA_HOSTS: [&str; 2] = ["169.254.169.254", "metadata.google.internal"];
 const READ: &str = "read the object";
+const WEB_HELP: &str =
+    "give the name of each file: patterns need a web server that lists files by WebDAV";
 const DOWNLOAD_HELP: &str = "use a download command for other stores, such as hadoop fs -cat";
 /// With growing intervals, about twenty seconds of retries for servers that report that they are
 /// busy.

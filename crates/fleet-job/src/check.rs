@@ -1,10 +1,11 @@
 //! Rules of a job file that concern several fields. Each rule is a function that adds problems; all
 //! of them run, so that one reading shows everything.
 
-use crate::file::{Text, View, read_text};
+use crate::file::{Text, View, placed_texts, read_text};
 use crate::job::{
     ColumnKind, ColumnPart, Embed, Job, ModelKind, Role, Side, Split, TaskKind, bytes_of,
 };
+use crate::origin::{LOCAL_HELP, fault_of_object, is_object};
 use fleet_base::text;
 use fleet_config::{Place, Problem};
 use std::path::Path;
@@ -493,11 +494,42 @@ impl<'t> Rules<'t> {
                 self.add(Problem::error("data.separator", message), view.place("separator"));
             }
         }
+        self.object_names();
         if view.node("window").is_some()
             && view.count("window").is_some_and(|rows| rows > WINDOW_MAX)
         {
             let message = format!("expected at most {WINDOW_MAX} rows");
             self.add(Problem::error("data.window", message), view.place("window"));
+        }
+    }
+
+    /// Data may be in object stores; other files and folders may not.
+    fn object_names(&mut self) {
+        let data = self.root.table("data");
+        let lists = [
+            ("data.train", data.node("train")),
+            ("data.validation.files", data.table("validation").node("files")),
+            ("data.test.files", data.table("test").node("files")),
+        ];
+        for (path, node) in lists {
+            for (place, name) in node.map(placed_texts).unwrap_or_default() {
+                if let Some((message, help)) = fault_of_object(name) {
+                    let message = format!("{message}, got '{name}'");
+                    self.add(Problem::error(path, message).help(help), Some(place));
+                }
+            }
+        }
+        let local = [
+            ("data.bad_rows.keep", data.table("bad_rows"), "keep"),
+            ("train.warm_start", self.root.table("train"), "warm_start"),
+            ("strategy.file", self.root.table("strategy"), "file"),
+            ("output.folder", self.root.table("output"), "folder"),
+        ];
+        for (path, view, field) in local {
+            if let Some(name) = view.text(field).filter(|name| is_object(name)) {
+                let message = format!("cannot be in an object store, got '{name}'");
+                self.add(Problem::error(path, message).help(LOCAL_HELP), view.place(field));
+            }
         }
     }
 

@@ -4,11 +4,13 @@ use crate::check::check;
 use crate::data::JobData;
 use crate::file;
 use crate::init::{self, InitArgs};
+use crate::origin::Origin;
 use crate::problems::of_findings;
 use crate::report::{self, ReportArgs};
 use crate::schema;
 use crate::train::{self, TrainArgs};
 use clap::{Args, Subcommand};
+use fleet::topology::Env;
 use fleet::{Error, Fleet};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Result, text};
@@ -47,23 +49,23 @@ pub struct CheckArgs {
 /// Runs a command in this process.
 pub fn run(command: &JobCommand, fleet: &Fleet, out: &mut Output) -> Result<(), ExitReason> {
     match command {
-        JobCommand::Init(args) => init::run(args, out),
-        JobCommand::Check(args) => check_job(args, out),
+        JobCommand::Init(args) => init::run(args, fleet.env(), out),
+        JobCommand::Check(args) => check_job(args, fleet.env(), out),
         JobCommand::Train(args) => train::run(args, fleet, out),
-        JobCommand::Report(args) => report::run(args, out),
+        JobCommand::Report(args) => report::run(args, fleet.env(), out),
         JobCommand::Schema => out.line(format!("{:#}", schema::json_schema())),
         JobCommand::Fields => out.text(schema::markdown()),
     }
 }
 
 /// Checks a file, and up to `rows_max` rows of its data. Returns the problems, and what was read.
-pub(crate) fn check_file(file: &Path, rows_max: u64) -> Result<(Vec<Problem>, String)> {
+pub(crate) fn check_file(file: &Path, env: &Env, rows_max: u64) -> Result<(Vec<Problem>, String)> {
     let (text, _) = file::read(file)?;
     let (job, mut problems) = check(&text);
     if problems.iter().any(|problem| problem.is_error()) {
         return Ok((problems, String::new()));
     }
-    let data = JobData::open(&job, file.parent().unwrap_or(Path::new("")))?;
+    let data = JobData::open(&job, &Origin::new(file.parent().unwrap_or(Path::new("")), env)?)?;
     let fitted = data.fit(rows_max)?;
     problems.extend(of_findings(&fitted.findings, &text));
     let rows = fitted.counts.train + fitted.counts.validation + fitted.counts.test;
@@ -72,8 +74,8 @@ pub(crate) fn check_file(file: &Path, rows_max: u64) -> Result<(Vec<Problem>, St
     Ok((problems, format!(", {only}{} rows of {files}", text::count(rows as f64))))
 }
 
-fn check_job(args: &CheckArgs, out: &mut Output) -> Result<(), ExitReason> {
-    let (problems, seen) = check_file(&args.file, args.rows)?;
+fn check_job(args: &CheckArgs, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
+    let (problems, seen) = check_file(&args.file, env, args.rows)?;
     problems.iter().try_for_each(|problem| out.line(problem))?;
     let errors = problems.iter().filter(|problem| problem.is_error()).count();
     if errors > 0 {

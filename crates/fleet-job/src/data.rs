@@ -4,7 +4,8 @@ use crate::features::{
     Applied, BadLabel, Features, Finding, Fit, INPUT_ITEM, SLOT_USER, Scratch, first_id,
 };
 use crate::job::{Job, Split, TaskKind};
-use crate::raw::{Raw, expand, format_of};
+use crate::origin::Origin;
+use crate::raw::{Raw, format_of};
 use crate::rows::{BadLabels, JobRows, Share, Window, for_each_row};
 use crate::split::{Part, RowPlan, newest_column};
 use fleet::data::{
@@ -13,14 +14,14 @@ use fleet::data::{
 use fleet_base::{Error, Result, text};
 use fleet_data::{Block, RecordFormat};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The data of a job, before its rows are read.
 pub struct JobData {
     job: Job,
-    base: PathBuf,
+    origin: Origin,
     train: Vec<PathBuf>,
     raw: Arc<Raw>,
     plan: Arc<RowPlan>,
@@ -49,20 +50,21 @@ pub struct Fitted {
 
 impl JobData {
     /// Finds the files. If a part is the newest share of the rows, reads the times of all rows.
-    /// Names of files are relative to `base`.
-    pub fn open(job: &Job, base: &Path) -> Result<JobData> {
-        let train = expand(&job.data.train, base).map_err(|error| error.at("data.train"))?;
+    pub fn open(job: &Job, origin: &Origin) -> Result<JobData> {
+        let train = origin.expand(&job.data.train).map_err(|error| error.at("data.train"))?;
         let Some(first) = train.first() else {
             return Err(Error::invalid("no files to train on").at("data.train"));
         };
         let format = format_of(&job.data, &job.columns, first)?;
         let is_retrieval = job.task == TaskKind::Retrieval;
         let keeps_texts = !job.evaluation.slices.is_empty() || is_retrieval;
-        let raw = Arc::new(Raw::new(job, base, format, keeps_texts, |_| true)?);
-        let times = times(job, base, &train)?;
+        let raw = Arc::new(Raw::new(job, origin, format, keeps_texts, |_| true)?);
+        let times = times(job, origin, &train)?;
         let plan = RowPlan::new(&job.data, &raw.names, job.train.seed, &times)?;
-        let (job, base, plan) = (job.clone(), base.to_path_buf(), Arc::new(plan));
-        Ok(JobData { job, base, train, raw, plan })
+        let (job, origin, plan) = (job.clone(), origin.clone(), Arc::new(plan));
+        let data = JobData { job, origin, train, raw, plan };
+        data.check_own_files()?;
+        Ok(data)
     }
 
     /// Returns the files to train on.
@@ -176,6 +178,17 @@ impl JobData {
         Ok(())
     }
 
+    /// Opens the files of the other parts, so that a missing one is found before the training.
+    fn check_own_files(&self) -> Result<()> {
+        for part in [Part::Validation, Part::Test] {
+            for file in self.own_files(part)?.unwrap_or_default() {
+                let opened = self.raw.pass().open(&file);
+                opened.map_err(|error| error.at(format!("data.{}", name_of(part))))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the files of a part that has files of its own.
     fn own_files(&self, part: Part) -> Result<Option<Vec<PathBuf>>> {
         let split = match part {
@@ -184,7 +197,8 @@ impl JobData {
             Part::Test => self.job.data.test.as_ref(),
         };
         let Some(Split::Files(patterns)) = split else { return Ok(None) };
-        let files = expand(patterns, &self.base).map_err(|error| error.at(name_of(part)))?;
+        let files = self.origin.expand(patterns);
+        let files = files.map_err(|error| error.at(format!("data.{}", name_of(part))))?;
         let shared = files.iter().find(|file| self.train.contains(file));
         match shared {
             Some(file) => Err(Error::invalid("a file is for training and for another part")
@@ -416,11 +430,11 @@ impl Dataset for Streamed {
 }
 
 /// Returns the sorted times of all rows, if a part is the newest share of them.
-fn times(job: &Job, base: &Path, files: &[PathBuf]) -> Result<Vec<i64>> {
+fn times(job: &Job, origin: &Origin, files: &[PathBuf]) -> Result<Vec<i64>> {
     let Some(column) = newest_column(&job.data) else { return Ok(Vec::new()) };
     let Some(first) = files.first() else { return Ok(Vec::new()) };
     let format = format_of(&job.data, &job.columns, first)?;
-    let raw = Raw::new(job, base, format, false, |other| other.name == column)?;
+    let raw = Raw::new(job, origin, format, false, |other| other.name == column)?;
     let mut times = Vec::new();
     for_each_row(&raw, files, |_, _, block, row| {
         times.extend(block.column(0).ids(row).and_then(|ids| ids.first()));

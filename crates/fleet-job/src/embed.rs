@@ -5,21 +5,37 @@ use crate::commands::check_file;
 use crate::file;
 use crate::job::Job;
 use crate::lines::Lines;
+use crate::origin::Origin;
 use crate::predict;
 use crate::problems::fail_on_errors;
 use crate::saved::SavedModel;
 use crate::scoring::for_each_batch;
 use crate::train::{self, TrainArgs};
+use fleet::topology::Env;
 use fleet::{ExecOptions, Fleet};
 use fleet_base::output::ExitReason;
 use fleet_base::{Error, Result};
 use fleet_data::DataFormat;
 use std::path::{Path, PathBuf};
 
+/// Returns the variables of an environment that object stores are reached by, for a job of one
+/// process that ignores all others.
+pub fn store_settings(env: &Env) -> Env {
+    let mut settings = Env::new();
+    let is_setting = |name: &str| SETTINGS.iter().any(|prefix| name.starts_with(prefix));
+    for (name, value) in env.iter().filter(|(name, _)| is_setting(name)) {
+        settings.set(name, value);
+    }
+    settings
+}
+
+/// Starts of the names of the settings of object stores.
+const SETTINGS: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
+
 /// Checks a job file, and up to `rows` rows of its data. Returns the warnings; errors are one
 /// error, each on a line with its place.
-pub fn check(file: &Path, rows: u64) -> Result<Vec<String>> {
-    let (problems, _) = check_file(file, rows)?;
+pub fn check(file: &Path, env: &Env, rows: u64) -> Result<Vec<String>> {
+    let (problems, _) = check_file(file, env, rows)?;
     fail_on_errors(&problems)?;
     Ok(problems.iter().map(ToString::to_string).collect())
 }
@@ -58,6 +74,7 @@ pub struct Scores {
 /// that their names stand for.
 pub fn predict(
     folder: &Path,
+    env: &Env,
     files: &[String],
     is_by_name: bool,
     threads: usize,
@@ -65,7 +82,7 @@ pub fn predict(
     let mut model = SavedModel::open(folder, ExecOptions::threads(threads))?;
     let first = files.first().filter(|_| is_by_name);
     let format = first.map(|file| DataFormat::of_name(Path::new(file))).transpose()?;
-    let dataset = predict::open(&model, files, format)?;
+    let dataset = predict::open(&model, &Origin::new("", env)?, files, format)?;
     let (width, mut values) = (model.scores(), Vec::new());
     for_each_batch(&mut model, &dataset, |scores, _| {
         values.extend_from_slice(scores);

@@ -1,8 +1,9 @@
 //! `fleet job init`: looks at files, and writes a commented job file for them.
 
+use crate::origin::{Origin, is_object};
 use crate::problems::fail_on_errors;
-use crate::raw::expand;
 use clap::Args;
+use fleet::topology::Env;
 use fleet_base::file::AtomicFile;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 #[allow(missing_docs, reason = "clap would show it as the description of a command")]
 pub struct InitArgs {
-    /// Files to train on: names or patterns
+    /// Files to train on: names or patterns, also of object stores such as s3://bucket/day-*.csv
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
     data: Vec<String>,
     /// Column that the model predicts [default: guessed]
@@ -29,14 +30,16 @@ pub struct InitArgs {
 }
 
 /// Runs the command.
-pub fn run(args: &InitArgs, out: &mut Output) -> Result<(), ExitReason> {
+pub fn run(args: &InitArgs, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
     if args.out.exists() {
         return Err(Error::invalid(format!("{} exists already", args.out.display()))
             .help("remove it, or name another file with --out")
             .into());
     }
-    let files = expand(&args.data, Path::new(""))?;
+    let origin = Origin::new("", env)?;
+    let files = origin.expand(&args.data)?;
     let options = SurveyOptions { rows_max: args.rows, ..SurveyOptions::default() };
+    let options = origin.survey(options);
     let survey = Survey::of(&files, &options)?;
     let label = label_of(&survey, args.label.as_deref())?;
     let base = args.out.parent().unwrap_or(Path::new(""));
@@ -62,7 +65,7 @@ fn relative(patterns: &[String], base: &Path) -> Result<Vec<String>> {
         return Ok(patterns.to_vec());
     }
     let absolute = |pattern: &String| {
-        if pattern.contains("://") {
+        if is_object(pattern) {
             return Ok(pattern.clone());
         }
         let path = std::path::absolute(pattern);

@@ -8,7 +8,7 @@
 //!
 //! * `schema/` has all fields of a job file, `file/` reads them with their places, `job.rs` makes
 //!   values of them, and `check.rs` has the rules between fields.
-//! * `raw.rs`, `split.rs` and `rows.rs` read the data; `features/` is fitted to it, and saved with
+//! * `origin.rs`, `raw.rs`, `split.rs` and `rows.rs` read the data; `features/` is fitted to it, and saved with
 //!   the model. Validation, reports and predictions apply the same features.
 //! * `model/` writes the program, `train/` trains it by [`fleet::Trainer`], `saved.rs` is the
 //!   result, and `report/` measures it. `tune/` trains many variants of a job.
@@ -30,6 +30,7 @@ mod lanes;
 mod lines;
 mod model;
 mod optimizer;
+mod origin;
 pub mod predict;
 mod problems;
 mod raw;

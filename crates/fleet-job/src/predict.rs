@@ -1,17 +1,19 @@
 //! `fleet predict`: scores of the rows of files, by a model folder.
 
 use crate::features::Meaning;
-use crate::raw::{expand, format_of};
+use crate::origin::{self, Origin};
+use crate::raw::format_of;
 use crate::rows::{BadLabels, JobRows, Share};
 use crate::saved::{SCORE_ROWS, SavedModel};
 use crate::scoring::for_each_batch;
 use crate::threads::Threads;
 use clap::Args;
 use fleet::data::{DatasetOptions, QueueDataset};
+use fleet::topology::Env;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_data::{DataFormat, FloatTable};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,7 +23,7 @@ use std::time::Instant;
 pub struct PredictArgs {
     /// Model folder that a job wrote
     pub model: PathBuf,
-    /// Files with the rows: names or patterns; a label is not needed
+    /// Files with the rows: names or patterns, also of object stores; a label is not needed
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
     pub data: Vec<String>,
     /// File for the scores, .csv or .parquet: a row for each row, in the order of the files
@@ -32,12 +34,13 @@ pub struct PredictArgs {
 }
 
 /// Runs the command.
-pub fn run(args: &PredictArgs, out: &mut Output) -> Result<(), ExitReason> {
+pub fn run(args: &PredictArgs, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
     let begin = Instant::now();
+    origin::check_local("the file of scores", &args.out)?;
     FloatTable::check_name(&args.out)?;
     let options = args.threads.options();
     let mut model = SavedModel::open(&args.model, options)?;
-    let dataset = open(&model, &args.data, None)?;
+    let dataset = open(&model, &Origin::new("", env)?, &args.data, None)?;
     let mut table = FloatTable::create(&args.out, &names(&model.features.label.meaning))?;
     let width = model.scores();
     let mut rows = 0u64;
@@ -58,16 +61,17 @@ pub fn run(args: &PredictArgs, out: &mut Output) -> Result<(), ExitReason> {
 /// scores of all rows after it.
 pub(crate) fn open(
     model: &SavedModel,
+    origin: &Origin,
     patterns: &[String],
     format: Option<DataFormat>,
 ) -> Result<QueueDataset> {
-    let files = expand(patterns, Path::new(""))?;
+    let files = origin.expand(patterns)?;
     let first = files.first().ok_or_else(|| Error::invalid("no files to score"))?;
     let format = match format {
         Some(format) => format,
         None => format_of(&model.job.data, &model.job.columns, first)?,
     };
-    let raw = model.raw(format)?;
+    let raw = model.raw(origin, format)?;
     let applied = model.apply(&raw)?;
     let rows = JobRows {
         raw: raw.pass(),

@@ -1,11 +1,12 @@
 //! The raw columns of a job: which files, which format, and where a column is in a block.
 
 use crate::job::{ColumnKind, ColumnPart, DataPart, Job};
+use crate::origin::Origin;
 use fleet_base::{Error, Result, text};
 use fleet_data::{
     BadRows, Block, ColumnFiles, ColumnSpec, CsvHeader, DataFormat, RecordFormat, TextDictionary,
 };
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// The names of the columns of a raw block, in the order of its slots.
@@ -25,25 +26,6 @@ impl RawNames {
             Error::invalid(format!("column '{name}' is not read{near}"))
         })
     }
-}
-
-/// Returns the files that patterns name. A pattern is relative to `base`.
-pub fn expand(patterns: &[String], base: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for pattern in patterns {
-        if pattern.contains("://") {
-            files.push(PathBuf::from(pattern));
-            continue;
-        }
-        let path = base.join(pattern);
-        let Some(path) = path.to_str() else {
-            return Err(Error::unsupported("the path of a file is not Unicode").got(path.display()));
-        };
-        let found = fleet_data::glob(path)
-            .map_err(|error| error.or_help("names are relative to the folder of the job file"))?;
-        files.extend(found.into_iter().filter(|file| !files.contains(file)).collect::<Vec<_>>());
-    }
-    Ok(files)
 }
 
 /// Returns the format of the files.
@@ -87,16 +69,17 @@ impl Raw {
     /// categories, which takes time.
     pub fn new(
         job: &Job,
-        base: &Path,
+        origin: &Origin,
         format: DataFormat,
         keeps_texts: bool,
         which: impl Fn(&ColumnPart) -> bool,
     ) -> Result<Raw> {
         let columns: Vec<&ColumnPart> = job.columns.iter().filter(|column| which(column)).collect();
         let files = ColumnFiles::new(format, columns.iter().map(|column| spec(column)))?;
+        let files = origin.open(files);
         let mut bad = BadRows::at_most(job.data.bad_rows_max).share(job.data.bad_share_max)?;
         if let Some(path) = &job.data.bad_rows_kept {
-            bad = bad.keep(base.join(path));
+            bad = bad.keep(origin.path(path));
         }
         let mut files = files.missing(&job.data.missing)?.bad_rows(bad);
         let texts = keeps_texts.then(|| Arc::new(TextDictionary::new(columns.len(), TEXTS_BYTES)));

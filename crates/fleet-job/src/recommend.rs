@@ -2,12 +2,14 @@
 
 use crate::features::{Applied, Scratch};
 use crate::job::{ColumnPart, Job, Side};
-use crate::raw::{Raw, expand, format_of};
+use crate::origin::{self, Origin};
+use crate::raw::{Raw, format_of};
 use crate::rows::for_each_row;
 use crate::saved::{SCORE_ROWS, SavedModel};
 use crate::threads::Threads;
 use crate::vectors::{Vectors, vectors_of};
 use clap::Args;
+use fleet::topology::Env;
 use fleet_base::file::AtomicFile;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
@@ -15,7 +17,7 @@ use fleet_data::Block;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Finds the best items for users.
@@ -46,9 +48,10 @@ pub struct RecommendArgs {
 }
 
 /// Runs the command.
-pub fn run(args: &RecommendArgs, out: &mut Output) -> Result<(), ExitReason> {
+pub fn run(args: &RecommendArgs, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
     let begin = Instant::now();
-    let options = args.threads.options();
+    origin::check_local("the file of items", &args.out)?;
+    let (options, origin) = (args.threads.options(), Origin::new("", env)?);
     let mut model = SavedModel::open(&args.model, options)?;
     let names = match &model.features.choices {
         Some(choices) => [choices.user.clone(), choices.item.clone()],
@@ -60,8 +63,8 @@ pub fn run(args: &RecommendArgs, out: &mut Output) -> Result<(), ExitReason> {
         }
     };
     let items = Vectors::load(&args.model, Side::Item)?;
-    let excluded = excluded(&model.job, &args.exclude, &names, &items)?;
-    let users = Users::open(&model, &args.users, &names[0])?;
+    let excluded = excluded(&model.job, &origin, &args.exclude, &names, &items)?;
+    let users = Users::open(&model, &origin, &args.users, &names[0])?;
     let mut file = AtomicFile::create(&args.out)?;
     let header = format!("{},rank,{},score\n", quoted(&names[0]), quoted(&names[1]));
     let write = |file: &mut AtomicFile, text: &str| {
@@ -98,20 +101,22 @@ fn quoted(field: &str) -> String {
 /// Opens the columns that `which` selects, of files that must be free of faults.
 fn open(
     job: &Job,
+    origin: &Origin,
     patterns: &[String],
     which: impl Fn(&ColumnPart) -> bool,
 ) -> Result<(Raw, Vec<PathBuf>)> {
-    let files = expand(patterns, Path::new(""))?;
+    let files = origin.expand(patterns)?;
     let first = files.first().ok_or_else(|| Error::invalid("no files to read"))?;
     let mut job = job.clone();
     (job.data.bad_rows_max, job.data.bad_rows_kept) = (0, None);
     let format = format_of(&job.data, &job.columns, first)?;
-    Ok((Raw::new(&job, Path::new(""), format, true, which)?, files))
+    Ok((Raw::new(&job, origin, format, true, which)?, files))
 }
 
 /// Returns the places of the items that are left out, for each user.
 fn excluded(
     job: &Job,
+    origin: &Origin,
     patterns: &[String],
     names: &[String; 2],
     items: &Vectors,
@@ -120,7 +125,7 @@ fn excluded(
     if patterns.is_empty() {
         return Ok(excluded);
     }
-    let (raw, files) = open(job, patterns, |column| names.contains(&column.name))?;
+    let (raw, files) = open(job, origin, patterns, |column| names.contains(&column.name))?;
     let hash = |text: &String| fleet_data::category_hash(text.as_bytes());
     let places: HashMap<u64, usize> = items.texts.values.iter().map(hash).zip(0..).collect();
     let [user, item] = [raw.names.index(&names[0])?, raw.names.index(&names[1])?];
@@ -148,8 +153,8 @@ struct Users {
 }
 
 impl Users {
-    fn open(model: &SavedModel, patterns: &[String], name: &str) -> Result<Users> {
-        let (raw, files) = open(&model.job, patterns, |it| it.side == Some(Side::User))?;
+    fn open(model: &SavedModel, origin: &Origin, patterns: &[String], name: &str) -> Result<Users> {
+        let (raw, files) = open(&model.job, origin, patterns, |it| it.side == Some(Side::User))?;
         let applied = Applied::of_side(&model.features, &raw.names)?;
         let at = raw.names.index(name)?;
         Ok(Users { raw, files, applied, at })

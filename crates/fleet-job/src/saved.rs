@@ -15,6 +15,7 @@ use crate::features::{self, Applied, Features};
 use crate::file;
 use crate::job::{ColumnPart, Job, Role, Side};
 use crate::lanes::Lanes;
+use crate::origin::{self, Origin};
 use crate::raw::Raw;
 use crate::version::{self, Version};
 pub use crate::version::{FEATURES_FILE, JOB_FILE, PROGRAM_FOLDER};
@@ -65,6 +66,7 @@ impl SavedModel {
     /// Opens a model folder. Rows are scored by as many threads as the options say. If a training
     /// is just replacing the model, waits for it.
     pub fn open(folder: &Path, options: ExecOptions) -> Result<SavedModel> {
+        origin::check_local("a model folder", folder)?;
         if !folder.join(JOB_FILE).is_file() || !folder.join(FEATURES_FILE).is_file() {
             return Err(Error::invalid("not a model folder")
                 .expected(format!(
@@ -118,10 +120,10 @@ impl SavedModel {
 
     /// Prepares to read the columns that the features need, from files of a format. Rows that
     /// cannot be read are errors.
-    pub fn raw(&self, format: DataFormat) -> Result<Raw> {
+    pub fn raw(&self, origin: &Origin, format: DataFormat) -> Result<Raw> {
         let mut job = Job::clone(&self.job);
         (job.data.bad_rows_max, job.data.bad_rows_kept) = (0, None);
-        Raw::new(&job, Path::new(""), format, false, |column| self.reads(column))
+        Raw::new(&job, origin, format, false, |column| self.reads(column))
     }
 
     /// Returns whether the features need a column.

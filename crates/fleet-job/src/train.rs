@@ -11,6 +11,7 @@ use crate::file::{self, Text};
 use crate::job::{Job, TaskKind};
 use crate::lines::Lines;
 use crate::model::Outputs;
+use crate::origin::{self, Origin};
 use crate::problems::{fail_on_errors, of_findings};
 use crate::report::{self, Measured, Report};
 use crate::retrieval;
@@ -101,19 +102,22 @@ impl TrainPlan {
         };
         show(&problems);
         fail_on_errors(&problems)?;
-        let base = args.file.parent().unwrap_or(Path::new("")).to_path_buf();
+        let origin = Origin::new(args.file.parent().unwrap_or(Path::new("")), fleet.env())?;
         let folder = match &args.output {
-            Some(folder) => folder.clone(),
-            None => base.join(&job.folder),
+            Some(folder) => {
+                origin::check_local("a model folder", folder)?;
+                folder.clone()
+            }
+            None => origin.path(&job.folder),
         };
         let mut strategy = DistributedStrategy::new();
         let mut strategy_source = None;
         if let Some(file) = &job.strategy {
-            let (source, warnings) = strategy.load_with_source(base.join(file))?;
+            let (source, warnings) = strategy.load_with_source(origin.path(file))?;
             show(&warnings);
             strategy_source = Some(source);
         }
-        let Prepared { data, features, applied, counts } = prepare(&job, &base, &text, &show)?;
+        let Prepared { data, features, applied, counts } = prepare(&job, &origin, &text, &show)?;
         let options = args.threads.options();
         let plan = TrainPlan {
             text,
@@ -315,17 +319,17 @@ pub(crate) struct Prepared {
 /// what the data shows about the job.
 pub(crate) fn prepare(
     job: &Job,
-    base: &Path,
+    origin: &Origin,
     text: &Text,
     show: &dyn Fn(&[Problem]),
 ) -> Result<Prepared> {
-    let data = JobData::open(job, base)?;
+    let data = JobData::open(job, origin)?;
     let fitted = data.fit(u64::MAX)?;
     let findings = of_findings(&fitted.findings, text);
     show(&findings);
     fail_on_errors(&findings)?;
     let features = match &job.train.warm_start {
-        Some(model) => warm_features(&base.join(model), fitted.features)?,
+        Some(model) => warm_features(&origin.path(model), fitted.features)?,
         None => fitted.features,
     };
     let features = Arc::new(features);

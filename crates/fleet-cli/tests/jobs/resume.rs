@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 /// Steps between checkpoints are few, so that a job is killed in the middle of an epoch.
-const LONG: &str = "[train]\nbatch = 60\nepochs = 30\noptimizer = { rate = 0.003 }\n\
+pub const LONG: &str = "[train]\nbatch = 60\nepochs = 30\noptimizer = { rate = 0.003 }\n\
     checkpoint_every = 7\n[model]\ndropout = 0.1\n";
 /// A job that takes longer is broken.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -14,12 +14,12 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 fn start(place: &Place, line: &str) -> Child {
     let mut words = line.split_whitespace();
     let mut command = Command::new(Place::binary(words.next().unwrap()));
-    let command = command.current_dir(&place.0).args(words);
+    let command = command.current_dir(&place.0).args(words).envs(place.1.iter().cloned());
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the command starts")
 }
 
 /// Starts a job, and kills it once these files are in a checkpoint, which is whole then.
-fn kill_after_checkpoint(place: &Place, line: &str, last_files: &[&str]) {
+pub fn kill_after_checkpoint(place: &Place, line: &str, last_files: &[&str]) {
     let folder = place.0.join("model/checkpoints");
     let mut child = start(place, line);
     let begin = Instant::now();
@@ -56,7 +56,7 @@ fn model(place: &Place) -> Vec<(String, Vec<u8>)> {
 }
 
 /// Returns the report without the times.
-fn report(place: &Place) -> serde_json::Value {
+pub fn report(place: &Place) -> serde_json::Value {
     let mut report: serde_json::Value =
         serde_json::from_str(&place.read("model/report.json")).unwrap();
     report.as_object_mut().unwrap().remove("seconds");

@@ -8,5 +8,5 @@ mod write;
 
 pub use read::{Text, problems_of_value, read, read_text};
 pub use tree::{Data, Entry, Node};
-pub use view::{View, texts};
+pub use view::{View, placed_texts, texts};
 pub use write::{inline, set, to_toml};

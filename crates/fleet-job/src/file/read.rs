@@ -1,6 +1,7 @@
 //! Reads a job file against the schema, and collects every problem.
 
 use super::tree::{Data, Entry, Node, parse};
+use crate::origin::check_local;
 use crate::schema::{JOB, Kind, Table, VERSION};
 use fleet_base::{Result, input, text};
 use fleet_config::{Place, Problem};
@@ -21,6 +22,7 @@ pub struct Text {
 
 /// Reads a job file. Fails only if the file cannot be read; what is wrong in it is a problem.
 pub fn read(path: &Path) -> Result<(Text, String)> {
+    check_local("a job file", path)?;
     let bytes = input::read(path, "a job file", BYTES_MAX)?;
     match String::from_utf8(bytes) {
         Ok(text) => Ok((read_text(path, &text), text)),

@@ -109,9 +109,14 @@ impl<'t> View<'t> {
 
 /// Returns the texts of a list, or a single text as a list.
 pub fn texts(node: &Node) -> Vec<String> {
+    placed_texts(node).into_iter().map(|(_, text)| text.to_string()).collect()
+}
+
+/// Like [`texts`], with the position of each.
+pub fn placed_texts(node: &Node) -> Vec<(Place, &str)> {
     match &node.data {
-        Data::Text(text) => vec![text.clone()],
-        Data::List(items) => items.iter().flat_map(texts).collect(),
+        Data::Text(text) => vec![(node.at, text)],
+        Data::List(items) => items.iter().flat_map(placed_texts).collect(),
         _ => Vec::new(),
     }
 }

@@ -3,11 +3,13 @@
 use super::{Report, measure};
 use crate::data::JobData;
 use crate::job::{Job, TaskKind};
+use crate::origin::Origin;
 use crate::saved::SavedModel;
 use crate::split::Part;
 use crate::threads::Threads;
 use clap::Args;
 use fleet::ExecOptions;
+use fleet::topology::Env;
 use fleet_base::file::write_file;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result};
@@ -31,12 +33,13 @@ pub struct ReportArgs {
 }
 
 /// Runs the command.
-pub fn run(args: &ReportArgs, out: &mut Output) -> Result<(), ExitReason> {
+pub fn run(args: &ReportArgs, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
     let form = args.out.as_deref().map(form_of).transpose()?;
     let mut report = Report::load(&args.model)?;
     if !args.data.is_empty() {
         let options = args.threads.options();
-        report = of_files(report, &args.model, &args.data, options)?;
+        let origin = Origin::new("", env)?;
+        report = of_files(report, &args.model, (&args.data, &origin), options)?;
     }
     let (Some(path), Some(form)) = (&args.out, form) else {
         if report.report.is_none() {
@@ -75,7 +78,7 @@ fn form_of(path: &Path) -> Result<Form> {
 fn of_files(
     report: Report,
     folder: &Path,
-    files: &[String],
+    (files, origin): (&[String], &Origin),
     options: ExecOptions,
 ) -> Result<Report> {
     let mut model = SavedModel::open(folder, options)?;
@@ -87,7 +90,7 @@ fn of_files(
     job.data.train = files.to_vec();
     (job.data.validation, job.data.test) = (None, None);
     job.data.bad_rows_kept = None;
-    let data = JobData::open(&job, Path::new(""))?;
+    let data = JobData::open(&job, origin)?;
     let applied: Arc<_> = data.apply(&model.features)?;
     let mut measured = measure(&mut model, &data, &applied, Part::Train, "data")?;
     let old = report.report.iter().flat_map(|old| old.charts.iter());

@@ -63,7 +63,11 @@ pub static JOB: Table = Table {
 
 static DATA: Table = Table {
     fields: &[
-        required("train", FILES, "files to train on; `*`, `?` and `[..]` are patterns"),
+        required(
+            "train",
+            FILES,
+            "files to train on, also of object stores; `*`, `?` and `[..]` are patterns",
+        ),
         field(
             "validation",
             Kind::Table(&SPLIT),

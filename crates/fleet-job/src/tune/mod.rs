@@ -18,6 +18,7 @@ use crate::check::check;
 use crate::file::{self, Text, View};
 use crate::job::Job;
 use crate::lines::Lines;
+use crate::origin::{self, Origin};
 use crate::problems::fail_on_errors;
 use crate::saved::CHECKPOINTS_FOLDER;
 use crate::threads::Threads;
@@ -95,7 +96,7 @@ struct Search<'f> {
     fleet: &'f Fleet,
     /// The job file, and the folder that its names are relative to.
     file: PathBuf,
-    base: PathBuf,
+    origin: Origin,
     /// Folder of the best model, and of the trials.
     folder: PathBuf,
     work: PathBuf,
@@ -135,8 +136,9 @@ impl<'f> Search<'f> {
                 "set data.validation, such as { share = 0.1 }",
             );
         }
-        let base = file.parent().unwrap_or(Path::new("")).to_path_buf();
-        let folder = args.output.clone().unwrap_or_else(|| base.join(&job.folder));
+        let origin = Origin::new(file.parent().unwrap_or(Path::new("")), fleet.env())?;
+        let folder = args.output.clone().unwrap_or_else(|| origin.path(&job.folder));
+        origin::check_local("a model folder", &folder)?;
         let work = work_folder(&folder);
         if args.fresh && work.exists() {
             remove(&work)?;
@@ -144,7 +146,7 @@ impl<'f> Search<'f> {
         let mut strategy = DistributedStrategy::new();
         let mut strategy_source = None;
         if let Some(file) = &job.strategy {
-            let (source, warnings) = strategy.load_with_source(base.join(file))?;
+            let (source, warnings) = strategy.load_with_source(origin.path(file))?;
             warnings.iter().for_each(error_line);
             strategy_source = Some(source);
         }
@@ -162,12 +164,12 @@ impl<'f> Search<'f> {
         Ok(Search {
             fleet,
             results: Results::open(&work, &key, job.goal())?,
-            results_file: args.out.clone().unwrap_or_else(|| base.join("results.csv")),
+            results_file: args.out.clone().unwrap_or_else(|| origin.path("results.csv")),
             stages: stages(trials.len()),
             options: args.threads.options(),
             rows: None,
             file,
-            base,
+            origin,
             folder,
             work,
             fields,
@@ -324,7 +326,7 @@ impl<'f> Search<'f> {
         let key = rows_key(&job);
         let prepared = match &self.rows {
             Some((known, prepared, _)) if *known == key => prepared.clone(),
-            _ => prepare(&job, &self.base, &text, &|_| {})?,
+            _ => prepare(&job, &self.origin, &text, &|_| {})?,
         };
         let folder = self.trial_folder(trial);
         let checkpoints = folder.join(CHECKPOINTS_FOLDER);
@@ -398,7 +400,7 @@ impl<'f> Search<'f> {
         drop(rows);
         model.finish(&plan, self.fleet, &trained)?;
         plan.report(&trained, trained.seconds, out)?;
-        let best_file = self.base.join(BEST_FILE);
+        let best_file = self.origin.path(BEST_FILE);
         write_file(&best_file, plan.source.as_bytes())?;
         out.line(format!("{:<12}{} (trial {})", "best job", best_file.display(), best.trial + 1))?;
         out.line(format!("{:<12}{}", "results", self.results_file.display()))?;
