@@ -20,6 +20,7 @@ def export(
 def export_model(
     model_dir: Any,
     path: Path,
-    opset_version: int = ...,
+    opset_version: int | None = ...,
     max_table_rows: int = ...,
 ) -> None: ...
+def category_hash(text: str | int | float | None) -> int: ...

@@ -26,15 +26,15 @@ pub fn export_onnx(
     released(py, || fleet::export_onnx(path, &program, &targets, scope, &options)).map(drop)
 }
 
-/// Writes a saved model.
+/// Writes a saved model, or the model folder of a job.
 #[pyfunction]
 pub fn export_onnx_model(
     py: Python<'_>,
     dir: PathBuf,
     path: PathBuf,
-    options: (i64, u64),
+    options: (Option<i64>, u64),
 ) -> PyResult<()> {
     let (opset, table_rows_max) = options;
-    let options = OnnxOptions { opset, table_rows_max, ..OnnxOptions::default() };
-    released(py, || fleet::export_onnx_model(dir, path, &options)).map(drop)
+    let options = OnnxOptions { table_rows_max, ..OnnxOptions::default() };
+    released(py, || fleet_job::onnx::export(&dir, &path, opset, options)).map(drop)
 }

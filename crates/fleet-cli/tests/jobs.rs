@@ -8,6 +8,8 @@ use std::process::{Command, Output};
 
 #[path = "jobs/objects.rs"]
 mod objects;
+#[path = "jobs/onnx.rs"]
+mod onnx;
 #[path = "jobs/report.rs"]
 mod report;
 #[path = "jobs/resume.rs"]

@@ -29,6 +29,7 @@ mod job;
 mod lanes;
 mod lines;
 mod model;
+pub mod onnx;
 mod optimizer;
 mod origin;
 pub mod predict;

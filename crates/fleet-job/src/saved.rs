@@ -113,6 +113,11 @@ impl SavedModel {
         }
     }
 
+    /// Returns the names of the variables with the scores, and with the vectors of two towers.
+    pub fn targets(&self) -> &[String] {
+        &self.targets
+    }
+
     /// Returns the number of scores of a row.
     pub fn scores(&self) -> usize {
         self.features.label.scores()

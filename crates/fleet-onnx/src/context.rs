@@ -1,7 +1,7 @@
 //! The context of a translation: inputs and attributes of the op, and the graph to write to.
 
 use crate::exporter::Exporter;
-use crate::graph::{Attribute, Attributes, CLASSICAL, Value, type_number};
+use crate::graph::{Attribute, Attributes, Value, type_number};
 use crate::values::TableRows;
 use fleet_base::{Error, Result};
 use fleet_ir::{Op, VarId};
@@ -153,14 +153,7 @@ impl<'c, 'e> Context<'c, 'e> {
         values: Vec<i64>,
         default: i64,
     ) -> Value {
-        let made = self.exporter.graph.value();
-        let attributes = vec![
-            ("keys_int64s", Attribute::Ints(keys)),
-            ("values_int64s", Attribute::Ints(values)),
-            ("default_int64", Attribute::Int(default)),
-        ];
-        self.exporter.graph.call(CLASSICAL, "LabelEncoder", &[x], attributes, vec![made]);
-        made
+        self.exporter.graph.hash_table(x, keys, values, default)
     }
 
     /// Returns a number as a tensor without dimensions.

@@ -1,5 +1,6 @@
 //! The export of a program: its inputs, its ops in order, and its results.
 
+use crate::builder::{OnnxBuilder, OnnxInputs};
 use crate::context::Context;
 use crate::dims::DimNames;
 use crate::exporter::Exporter;
@@ -27,6 +28,52 @@ pub fn export(
     values: &mut dyn Values,
     options: &OnnxOptions,
 ) -> Result<OnnxModel> {
+    let (program, ids) = pruned(program, targets, options)?;
+    let mut exporter = Exporter::new(&program, values, options);
+    let feeds = exporter.inputs()?;
+    exporter.block(Program::ROOT)?;
+    let names = DimNames::of(&program, &ids);
+    let input = |id: &VarId| (exporter.held[id], exporter.type_of(*id, &names));
+    let inputs = feeds.iter().map(input).collect();
+    let outputs = ids.iter().map(|id| (*id, program.var_name(*id).to_string())).collect();
+    exporter.finish(inputs, outputs, &names)
+}
+
+/// Exports a program like [`export`], with nodes before it that compute its inputs.
+pub fn export_from(
+    program: &Program,
+    targets: &[&str],
+    values: &mut dyn Values,
+    options: &OnnxOptions,
+    prepare: impl FnOnce(&mut OnnxBuilder<'_>) -> Result<OnnxInputs>,
+) -> Result<OnnxModel> {
+    let (program, ids) = pruned(program, targets, options)?;
+    let mut exporter = Exporter::new(&program, values, options);
+    let mut builder = OnnxBuilder::new(&mut exporter.graph);
+    let prepared = prepare(&mut builder)?;
+    let inputs = std::mem::take(&mut builder.inputs);
+    for (id, var) in program.vars().filter(|(_, var)| var.is_data) {
+        let value = prepared
+            .inputs
+            .get(&var.name)
+            .ok_or_else(|| Error::invalid(format!("nothing computes the input '{}'", var.name)))?;
+        exporter.held.insert(id, *value);
+    }
+    exporter.block(Program::ROOT)?;
+    let names = DimNames::of(&program, &ids);
+    let own = |id: &VarId| program.var_name(*id).to_string();
+    let given = prepared.outputs.iter().cloned();
+    let named = given.chain(ids.iter().skip(prepared.outputs.len()).map(own));
+    let outputs = ids.iter().copied().zip(named).collect();
+    exporter.finish(inputs, outputs, &names)
+}
+
+/// Returns the part of a program that computes some variables, and these.
+fn pruned(
+    program: &Program,
+    targets: &[&str],
+    options: &OnnxOptions,
+) -> Result<(Program, Vec<VarId>)> {
     let known = OnnxOptions::OPSETS;
     if !known.contains(&options.opset) {
         return Err(Error::unsupported("unsupported ONNX op set")
@@ -39,16 +86,7 @@ pub fn export(
     let test = program.clone_for_test()?;
     let ids = targets.iter().map(|name| named(&test, name)).collect::<Result<Vec<_>>>()?;
     let pruned = fleet_passes::in_single_precision(&test, &ids, Registry::standard())?;
-    let mut exporter = Exporter {
-        program: &pruned,
-        values,
-        options,
-        graph: Graph::default(),
-        held: HashMap::new(),
-    };
-    let feeds = exporter.inputs()?;
-    exporter.block(Program::ROOT)?;
-    exporter.finish(&feeds, &ids)
+    Ok((pruned, ids))
 }
 
 /// Finds a target. Metrics and losses are gone from the evaluation part if they have state.
@@ -58,7 +96,15 @@ fn named(test: &Program, name: &str) -> Result<VarId> {
     })
 }
 
-impl Exporter<'_> {
+impl<'a> Exporter<'a> {
+    fn new(
+        program: &'a Program,
+        values: &'a mut dyn Values,
+        options: &'a OnnxOptions,
+    ) -> Exporter<'a> {
+        Exporter { program, values, options, graph: Graph::default(), held: HashMap::new() }
+    }
+
     /// Adds the inputs, and returns their variables.
     fn inputs(&mut self) -> Result<Vec<VarId>> {
         let data = self.program.vars().filter(|(_, var)| var.is_data);
@@ -118,18 +164,25 @@ impl Exporter<'_> {
             ))
     }
 
-    fn finish(mut self, feeds: &[VarId], targets: &[VarId]) -> Result<OnnxModel> {
-        let names = DimNames::of(self.program, targets);
+    /// Writes the graph with these inputs and results.
+    fn finish(
+        mut self,
+        inputs: Vec<(Value, TypeProto)>,
+        targets: Vec<(VarId, String)>,
+        names: &DimNames,
+    ) -> Result<OnnxModel> {
         let mut outputs = Vec::new();
-        for id in targets {
+        for (id, name) in &targets {
             let value = self.read(*id)?;
-            outputs.push(self.output(*id, value, &outputs));
+            outputs.push(self.output((*id, name), value, &outputs));
         }
         let node = self.graph.finish();
-        let info = |id: &VarId, value: Value| ValueInfoProto {
+        let info = |value: Value, kind: TypeProto| ValueInfoProto {
             name: self.graph.final_name(value),
-            r#type: Some(self.type_of(*id, &names)),
+            r#type: Some(kind),
         };
+        let output =
+            |((id, _), value): (&(VarId, String), &Value)| info(*value, self.type_of(*id, names));
         let mut opset_import =
             vec![OperatorSetIdProto { domain: STANDARD.into(), version: self.options.opset }];
         if self.graph.uses(CLASSICAL) {
@@ -139,8 +192,8 @@ impl Exporter<'_> {
         let graph = GraphProto {
             node,
             name: "fleet".into(),
-            input: feeds.iter().map(|id| info(id, self.held[id])).collect(),
-            output: targets.iter().zip(&outputs).map(|(id, value)| info(id, *value)).collect(),
+            input: inputs.into_iter().map(|(value, kind)| info(value, kind)).collect(),
+            output: targets.iter().zip(&outputs).map(output).collect(),
             ..GraphProto::default()
         };
         let head = ModelProto {
@@ -156,10 +209,9 @@ impl Exporter<'_> {
         Ok(OnnxModel { head, graph, initializers, opset: self.options.opset })
     }
 
-    /// Returns the value of a result under the name of its variable. A value that is an input, a
-    /// constant or another result is copied.
-    fn output(&mut self, id: VarId, value: Value, others: &[Value]) -> Value {
-        let name = self.program.var_name(id);
+    /// Returns the value of a result under its name. A value that is an input, a constant or another
+    /// result is copied.
+    fn output(&mut self, (id, name): (VarId, &str), value: Value, others: &[Value]) -> Value {
         let is_own = self.held.iter().any(|(held, it)| {
             *it == value && (self.program.var(*held).is_data || self.program.var(*held).persistable)
         });

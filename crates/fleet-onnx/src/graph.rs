@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 /// A value of the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Value(Option<u32>);
+pub struct Value(Option<u32>);
 
 impl Value {
     /// An optional input that is not given.
@@ -146,6 +146,24 @@ impl Graph {
             inputs.pop();
         }
         self.nodes.push(Node { op, domain, inputs, outputs, attributes });
+    }
+
+    /// Adds a lookup of integers in a hash table; others give `default`.
+    pub fn hash_table(
+        &mut self,
+        x: Value,
+        keys: Vec<i64>,
+        values: Vec<i64>,
+        default: i64,
+    ) -> Value {
+        let made = self.value();
+        let attributes = vec![
+            ("keys_int64s", Attribute::Ints(keys)),
+            ("values_int64s", Attribute::Ints(values)),
+            ("default_int64", Attribute::Int(default)),
+        ];
+        self.call(CLASSICAL, "LabelEncoder", &[x], attributes, vec![made]);
+        made
     }
 
     /// Returns a constant. Equal small constants are one value.

@@ -38,6 +38,7 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+mod builder;
 mod context;
 mod dims;
 mod export;
@@ -48,6 +49,8 @@ mod ops;
 pub mod proto;
 mod values;
 
-pub use export::export;
+pub use builder::{OnnxBuilder, OnnxInputs};
+pub use export::{export, export_from};
 pub use file::{OnnxModel, WrittenOnnx};
+pub use graph::Value as OnnxValue;
 pub use values::{OnnxOptions, TableRows, Values, too_many_rows};

@@ -84,12 +84,12 @@ pub use fleet_comm::ReduceOp;
 pub use fleet_exec::{
     Device, ExecOptions, Executor, Interpreter, Memory, PlanSummary, Scope, Shares, Span, Trace,
 };
-pub use fleet_onnx::{OnnxOptions, WrittenOnnx};
+pub use fleet_onnx::{OnnxBuilder, OnnxInputs, OnnxOptions, OnnxValue, WrittenOnnx};
 pub use fleet_passes::BuildOptions;
 pub use fleet_strategy::DistributedStrategy;
 pub use fleet_tensor::{DType, Element, Shape, Tensor, bf16, f16};
 pub use fleet_topology::Topology;
-pub use onnx::{export_onnx, export_onnx_model};
+pub use onnx::{export_onnx, export_onnx_model, export_onnx_model_from};
 pub use optimizer::DistributedOptimizer;
 pub use options::{exec_options, in_force};
 pub use rings::GroupRing;

@@ -5,7 +5,10 @@ use crate::saved_tables::model_folders;
 use fleet_base::{Error, Result};
 use fleet_exec::Scope;
 use fleet_ir::Program;
-use fleet_onnx::{OnnxOptions, TableRows, Values, WrittenOnnx, export, too_many_rows};
+use fleet_onnx::{
+    OnnxBuilder, OnnxInputs, OnnxOptions, TableRows, Values, WrittenOnnx, export, export_from,
+    too_many_rows,
+};
 use fleet_ps::{SavedRows, TableIndex};
 use fleet_tensor::Tensor;
 use std::path::{Path, PathBuf};
@@ -70,6 +73,21 @@ pub fn export_onnx_model(
     let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
     let mut values = ScopeValues { scope: &scope, tables };
     export(&program, &targets, &mut values, options)?.save(path.as_ref())
+}
+
+/// Writes a saved model like [`export_onnx_model`], with nodes before it that `prepare` writes: they
+/// compute its inputs from those of the file.
+pub fn export_onnx_model_from(
+    dir: impl AsRef<Path>,
+    path: impl AsRef<Path>,
+    options: &OnnxOptions,
+    prepare: impl FnOnce(&mut OnnxBuilder<'_>) -> Result<OnnxInputs>,
+) -> Result<WrittenOnnx> {
+    let (model, tables) = model_folders(dir.as_ref());
+    let InferenceModel { program, scope, targets, .. } = read_model(&model)?;
+    let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
+    let mut values = ScopeValues { scope: &scope, tables };
+    export_from(&program, &targets, &mut values, options, prepare)?.save(path.as_ref())
 }
 
 /// The values of a scope, and the rows of a save.

@@ -57,7 +57,7 @@ impl Ids {
 /// Hash of a cross: of the hashes of its columns, in their order. 0 if one is missing.
 /// A column that the data lacks is missing.
 pub fn cross_hash(block: &Block, columns: &[Option<usize>], row: usize) -> u64 {
-    let mut hash = 0x9e37_79b9_7f4a_7c15u64;
+    let mut hash = CROSS_START;
     for column in columns {
         let ids = column.and_then(|column| block.column(column).ids(row));
         let one = ids.and_then(|ids| ids.first());
@@ -67,10 +67,16 @@ pub fn cross_hash(block: &Block, columns: &[Option<usize>], row: usize) -> u64 {
     hash.max(1)
 }
 
+/// Hash of a cross of no columns.
+pub(super) const CROSS_START: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Factors of [`mixed`].
+pub(super) const MIX_FIRST: u64 = 0xff51_afd7_ed55_8ccd;
+pub(super) const MIX_SECOND: u64 = 0xc4ce_b9fe_1a85_ec53;
+
 /// Mixes the bits of a word (the finalizer of MurmurHash3).
 pub fn mixed(mut word: u64) -> u64 {
-    word = (word ^ (word >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    word = (word ^ (word >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    word = (word ^ (word >> 33)).wrapping_mul(MIX_FIRST);
+    word = (word ^ (word >> 33)).wrapping_mul(MIX_SECOND);
     word ^ (word >> 33)
 }
 

@@ -10,6 +10,7 @@ mod fit;
 mod ids;
 mod label;
 mod number;
+mod onnx;
 mod save;
 
 pub use apply::{

@@ -10,12 +10,12 @@ pub struct Number {
     /// The column.
     pub column: String,
     /// Whether the logarithm is taken first.
-    is_log: bool,
+    pub(super) is_log: bool,
     /// Subtracted, then divided by `deviation`.
-    mean: f32,
-    deviation: f32,
+    pub(super) mean: f32,
+    pub(super) deviation: f32,
     /// Values at equal distances of rank, for the quantile transform; else empty.
-    quantiles: Vec<f32>,
+    pub(super) quantiles: Vec<f32>,
     /// Whether a training row lacked the number. Then a second value tells the model so.
     pub may_be_missing: bool,
     /// How the program encodes the number.
@@ -60,7 +60,7 @@ impl Number {
 }
 
 /// Limit of changed numbers, in deviations.
-const LIMIT: f32 = 1e6;
+pub(super) const LIMIT: f32 = 1e6;
 
 fn log_of(value: f32) -> f32 {
     value.signum() * value.abs().ln_1p()
@@ -85,6 +85,33 @@ fn rank_in(quantiles: &[f32], value: f32) -> f32 {
 /// Returns the normal number with this share of the distribution below it, by Acklam's
 /// approximation, whose error is below 1e-8. Shares are kept away from 0 and 1.
 fn normal_score(share: f32) -> f32 {
+    let [a, b, c, d] = normal_factors();
+    let share = f64::from(share).clamp(NORMAL_LOW, 1.0 - NORMAL_LOW);
+    let polynomial = |factors: &[f64], x: f64| factors.iter().fold(0.0, |sum, it| sum * x + it);
+    let tail = |share: f64| {
+        let q = (-2.0 * share.ln()).sqrt();
+        polynomial(c, q) / (polynomial(d, q) * q + 1.0)
+    };
+    let score = if share < NORMAL_TAIL {
+        tail(share)
+    } else if share > 1.0 - NORMAL_TAIL {
+        -tail(1.0 - share)
+    } else {
+        let q = share - 0.5;
+        let r = q * q;
+        polynomial(a, r) * q / (polynomial(b, r) * r + 1.0)
+    };
+    score as f32
+}
+
+/// Shares are at least this far from 0 and 1.
+pub(super) const NORMAL_LOW: f64 = 1e-5;
+/// Share below which the approximation is that of the tail.
+pub(super) const NORMAL_TAIL: f64 = 0.02425;
+
+/// Factors of Acklam's approximation, highest powers first: of the numerator and the denominator
+/// of the center, and of the tails.
+pub(super) fn normal_factors() -> [&'static [f64]; 4] {
     const A: [f64; 6] = [
         -39.69683028665376,
         220.9460984245205,
@@ -110,22 +137,7 @@ fn normal_score(share: f32) -> f32 {
     ];
     const D: [f64; 4] =
         [0.007784695709041462, 0.3224671290700398, 2.445134137142996, 3.754408661907416];
-    let share = f64::from(share).clamp(1e-5, 1.0 - 1e-5);
-    let polynomial = |factors: &[f64], x: f64| factors.iter().fold(0.0, |sum, it| sum * x + it);
-    let tail = |share: f64| {
-        let q = (-2.0 * share.ln()).sqrt();
-        polynomial(&C, q) / (polynomial(&D, q) * q + 1.0)
-    };
-    let score = if share < 0.02425 {
-        tail(share)
-    } else if share > 1.0 - 0.02425 {
-        -tail(1.0 - share)
-    } else {
-        let q = share - 0.5;
-        let r = q * q;
-        polynomial(&A, r) * q / (polynomial(&B, r) * r + 1.0)
-    };
-    score as f32
+    [&A, &B, &C, &D]
 }
 
 /// Collects the moments and a sample of a number.
