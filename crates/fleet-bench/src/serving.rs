@@ -112,6 +112,7 @@ pub fn predict(options: &Options) -> Result<()> {
             model: place.path("model"),
             data: vec![file.display().to_string()],
             out: place.path("scores.csv"),
+            keep: Vec::new(),
             threads: (options.threads as u16).into(),
         };
         let begin = Instant::now();

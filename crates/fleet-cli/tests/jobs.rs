@@ -6,6 +6,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+#[path = "jobs/keep.rs"]
+mod keep;
 #[path = "jobs/objects.rs"]
 mod objects;
 #[path = "jobs/onnx.rs"]

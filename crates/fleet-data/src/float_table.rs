@@ -1,5 +1,5 @@
-//! Tables of 32-bit floats as files: CSV, or Parquet with the feature `parquet`. A file gets its
-//! name when it is complete.
+//! Tables of 32-bit floats as files, after columns of text if wanted: CSV, or Parquet with the
+//! feature `parquet`. A file gets its name when it is complete.
 
 use fleet_base::file::AtomicFile;
 use fleet_base::{Error, Result};
@@ -20,6 +20,7 @@ use std::path::Path;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct FloatTable {
+    texts: usize,
     columns: usize,
     form: Form,
 }
@@ -36,19 +37,23 @@ enum Form {
 impl FloatTable {
     /// Creates a file that ends in `.csv` or `.parquet`, with a column for each name.
     pub fn create(path: &Path, names: &[String]) -> Result<FloatTable> {
+        FloatTable::with_texts(path, &[], names)
+    }
+
+    /// Like [`FloatTable::create`], with columns of text before those of floats.
+    pub fn with_texts(path: &Path, texts: &[String], names: &[String]) -> Result<FloatTable> {
         FloatTable::check_name(path)?;
-        let columns = names.len();
+        let (count, columns) = (texts.len(), names.len());
         if is_csv(path) {
-            let text = names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(",") + "\n";
-            return Ok(FloatTable {
-                columns,
-                form: Form::Csv { file: AtomicFile::create(path)?, text },
-            });
+            let names: Vec<String> = texts.iter().chain(names).map(|name| quoted(name)).collect();
+            let text = names.join(",") + "\n";
+            let form = Form::Csv { file: AtomicFile::create(path)?, text };
+            return Ok(FloatTable { texts: count, columns, form });
         }
         #[cfg(feature = "parquet")]
-        let table = Form::Parquet(parquet_table::Table::create(path, names)?);
+        let form = Form::Parquet(parquet_table::Table::create(path, texts, names)?);
         #[cfg(feature = "parquet")]
-        return Ok(FloatTable { columns, form: table });
+        return Ok(FloatTable { texts: count, columns, form });
         #[cfg(not(feature = "parquet"))]
         Err(Error::unsupported("built without Parquet files").help("use the feature `parquet`"))
     }
@@ -63,12 +68,26 @@ impl FloatTable {
         }
     }
 
-    /// Appends rows, one after the other.
+    /// Appends rows, one after the other, of a table without texts.
     pub fn write(&mut self, values: &[f32]) -> Result<()> {
+        self.write_rows(&[], values)
+    }
+
+    /// Appends rows, one after the other: their texts, and their floats.
+    pub fn write_rows(&mut self, texts: &[String], values: &[f32]) -> Result<()> {
+        let rows = values.len() / self.columns.max(1);
+        if texts.len() != rows * self.texts {
+            return Err(Error::internal("rows of a table without their texts")
+                .expected(rows * self.texts)
+                .got(texts.len()));
+        }
         match &mut self.form {
             Form::Csv { file, text } => {
-                for row in values.chunks(self.columns.max(1)) {
-                    for (index, value) in row.iter().enumerate() {
+                for (row, values) in values.chunks(self.columns.max(1)).enumerate() {
+                    for it in &texts[row * self.texts..(row + 1) * self.texts] {
+                        let _ = write!(text, "{},", quoted(it));
+                    }
+                    for (index, value) in values.iter().enumerate() {
                         let comma = if index == 0 { "" } else { "," };
                         let _ = write!(text, "{comma}{value}");
                     }
@@ -77,7 +96,7 @@ impl FloatTable {
                 write_text(file, text)
             }
             #[cfg(feature = "parquet")]
-            Form::Parquet(table) => table.write(values),
+            Form::Parquet(table) => table.write(texts, values),
         }
     }
 
@@ -118,8 +137,8 @@ fn quoted(name: &str) -> String {
 #[cfg(feature = "parquet")]
 mod parquet_table {
     use super::{AtomicFile, Error, Path, Result};
-    use parquet::basic::{Compression, Repetition, Type as Physical};
-    use parquet::data_type::FloatType;
+    use parquet::basic::{Compression, LogicalType, Repetition, Type as Physical};
+    use parquet::data_type::{ByteArray, ByteArrayType, FloatType};
     use parquet::errors::ParquetError;
     use parquet::file::properties::WriterProperties;
     use parquet::file::writer::SerializedFileWriter;
@@ -128,7 +147,9 @@ mod parquet_table {
 
     pub struct Table {
         writer: SerializedFileWriter<AtomicFile>,
-        /// The values of each column that are not written yet.
+        /// The values of each column of text that are not written yet.
+        texts: Vec<Vec<ByteArray>>,
+        /// The values of each column of floats that are not written yet.
         columns: Vec<Vec<f32>>,
     }
 
@@ -136,12 +157,18 @@ mod parquet_table {
     const GROUP_ROWS: usize = 1 << 20;
 
     impl Table {
-        pub fn create(path: &Path, names: &[String]) -> Result<Table> {
+        pub fn create(path: &Path, texts: &[String], names: &[String]) -> Result<Table> {
+            let text = |name: &String| {
+                let column = Type::primitive_type_builder(name, Physical::BYTE_ARRAY)
+                    .with_logical_type(Some(LogicalType::String));
+                column.with_repetition(Repetition::REQUIRED).build().map(Arc::new)
+            };
             let column = |name: &String| {
                 let column = Type::primitive_type_builder(name, Physical::FLOAT);
                 column.with_repetition(Repetition::REQUIRED).build().map(Arc::new)
             };
-            let fields: Result<Vec<_>, ParquetError> = names.iter().map(column).collect();
+            let fields = texts.iter().map(text).chain(names.iter().map(column));
+            let fields: Result<Vec<_>, ParquetError> = fields.collect();
             let fields = fields.map_err(|error| failed(&error))?;
             let schema = Type::group_type_builder("table").with_fields(fields).build();
             let schema = Arc::new(schema.map_err(|error| failed(&error))?);
@@ -151,10 +178,15 @@ mod parquet_table {
             let file = AtomicFile::create(path)?;
             let writer = SerializedFileWriter::new(file, schema, properties);
             let writer = writer.map_err(|error| failed(&error).at(path.display()))?;
-            Ok(Table { writer, columns: vec![Vec::new(); names.len()] })
+            let (texts, columns) = (vec![Vec::new(); texts.len()], vec![Vec::new(); names.len()]);
+            Ok(Table { writer, texts, columns })
         }
 
-        pub fn write(&mut self, values: &[f32]) -> Result<()> {
+        pub fn write(&mut self, texts: &[String], values: &[f32]) -> Result<()> {
+            for row in texts.chunks(self.texts.len().max(1)) {
+                let bytes = |text: &String| ByteArray::from(text.as_str());
+                self.texts.iter_mut().zip(row).for_each(|(column, it)| column.push(bytes(it)));
+            }
             for row in values.chunks(self.columns.len().max(1)) {
                 self.columns.iter_mut().zip(row).for_each(|(column, value)| column.push(*value));
             }
@@ -173,6 +205,12 @@ mod parquet_table {
 
         fn group(&mut self) -> Result<(), ParquetError> {
             let mut group = self.writer.next_row_group()?;
+            for column in &mut self.texts {
+                let Some(mut writer) = group.next_column()? else { break };
+                writer.typed::<ByteArrayType>().write_batch(column, None, None)?;
+                writer.close()?;
+                column.clear();
+            }
             for column in &mut self.columns {
                 let Some(mut writer) = group.next_column()? else { break };
                 writer.typed::<FloatType>().write_batch(column, None, None)?;
@@ -198,17 +236,24 @@ mod parquet_table {
             let temporary = std::env::temp_dir();
             let folder = fleet_base::temporary::TemporaryFolder::new(&temporary, "fleet-floats")?;
             let path = folder.path().join("scores.parquet");
-            let mut table = FloatTable::create(&path, &["a".to_string(), "b, c".to_string()])?;
-            table.write(&[1.0, 2.0, 0.1, f32::NAN])?;
+            let names = ["a".to_string(), "b, c".to_string()];
+            let mut table = FloatTable::with_texts(&path, &["id".to_string()], &names)?;
+            let texts = ["x, \"y\"".to_string(), String::new()];
+            assert!(table.write(&[1.0, 2.0]).is_err());
+            table.write_rows(&texts, &[1.0, 2.0, 0.1, f32::NAN])?;
             assert!(!path.exists());
             table.finish()?;
-            let columns = [ColumnSpec::number("b, c"), ColumnSpec::number("a")];
+            let columns =
+                [ColumnSpec::number("b, c"), ColumnSpec::number("a"), ColumnSpec::category("id")];
             let files = ColumnFiles::new(DataFormat::Parquet, columns)?;
             let (mut block, mut reader) = (Block::new(files.schema()), files.open(&path)?);
             assert_eq!(reader.read(10, &mut block)?, 2);
             assert_eq!(block.column(1).floats(1), Some(&[0.1][..]));
             assert_eq!(block.column(0).floats(0), Some(&[2.0][..]));
             assert!(block.column(0).floats(1).is_some_and(|it| it[0].is_nan()));
+            let hash = crate::category_hash(b"x, \"y\"") as i64;
+            assert_eq!(block.column(2).ids(0), Some(&[hash][..]));
+            assert_eq!(block.column(2).ids(1), Some(&[][..]));
             assert!(FloatTable::create(&folder.path().join("x.xlsx"), &[]).is_err());
             Ok(())
         }

@@ -26,6 +26,7 @@ mod features;
 mod file;
 mod init;
 mod job;
+mod keep;
 mod lanes;
 mod lines;
 mod model;

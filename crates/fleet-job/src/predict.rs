@@ -1,6 +1,7 @@
 //! `fleet predict`: scores of the rows of files, by a model folder.
 
 use crate::features::Meaning;
+use crate::keep::Kept;
 use crate::origin::{self, Origin};
 use crate::raw::format_of;
 use crate::rows::{BadLabels, JobRows, Share};
@@ -29,6 +30,9 @@ pub struct PredictArgs {
     /// File for the scores, .csv or .parquet: a row for each row, in the order of the files
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
+    /// Columns of the files that are copied beside the scores, as text
+    #[arg(long, value_name = "COLUMN", num_args = 1..)]
+    pub keep: Vec<String>,
     #[command(flatten)]
     pub threads: Threads,
 }
@@ -40,13 +44,21 @@ pub fn run(args: &PredictArgs, env: &Env, out: &mut Output) -> Result<(), ExitRe
     FloatTable::check_name(&args.out)?;
     let options = args.threads.options();
     let mut model = SavedModel::open(&args.model, options)?;
-    let dataset = open(&model, &Origin::new("", env)?, &args.data, None)?;
-    let mut table = FloatTable::create(&args.out, &names(&model.features.label.meaning))?;
+    let origin = Origin::new("", env)?;
+    let dataset = open(&model, &origin, &args.data, None)?;
+    let names = names(&model.features.label.meaning);
+    let mut kept = kept(&model, &origin, args, &names)?;
+    let mut table = FloatTable::with_texts(&args.out, &args.keep, &names)?;
     let width = model.scores();
-    let mut rows = 0u64;
+    let (mut rows, mut texts) = (0u64, Vec::new());
     for_each_batch(&mut model, &dataset, |scores, _| {
-        rows += (scores.len() / width) as u64;
-        table.write(scores)
+        let count = scores.len() / width;
+        rows += count as u64;
+        texts.clear();
+        if let Some(kept) = &mut kept {
+            kept.read(count, &mut texts)?;
+        }
+        table.write_rows(&texts, scores)
     })?;
     table.finish()?;
     let seconds = begin.elapsed().as_secs_f64();
@@ -55,6 +67,34 @@ pub fn run(args: &PredictArgs, env: &Env, out: &mut Output) -> Result<(), ExitRe
         "{count} rows scored in {seconds:.1} s, {rate} rows/s: {}",
         args.out.display()
     ))
+}
+
+/// Opens the columns that are copied, if any. Names are those of the files, or of the job file.
+fn kept(
+    model: &SavedModel,
+    origin: &Origin,
+    args: &PredictArgs,
+    scores: &[String],
+) -> Result<Option<Kept>> {
+    if args.keep.is_empty() {
+        return Ok(None);
+    }
+    for (at, name) in args.keep.iter().enumerate() {
+        if args.keep[..at].contains(name) || scores.contains(name) {
+            return Err(Error::invalid(format!("the output would have two columns '{name}'"))
+                .at("--keep")
+                .help("keep a column once, and none that is called like the scores"));
+        }
+    }
+    let job = &model.job;
+    let source = |name: &String| {
+        job.column(name).map_or_else(|| name.clone(), |column| column.source.clone())
+    };
+    let files = origin.expand(&args.data)?;
+    let first = files.first().ok_or_else(|| Error::invalid("no files to score"))?;
+    let format = format_of(&job.data, &job.columns, first)?;
+    let columns: Vec<String> = args.keep.iter().map(source).collect();
+    Ok(Some(Kept::open(origin, format, files, &columns)?))
 }
 
 /// Opens files without labels. A row that cannot be read is an error: skipping it would shift the
