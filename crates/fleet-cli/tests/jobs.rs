@@ -18,6 +18,8 @@ mod report;
 mod resume;
 #[path = "jobs/tune.rs"]
 mod tune;
+#[path = "jobs/weights.rs"]
+mod weights;
 
 /// A folder with a job file and generated rows, and variables of the commands.
 struct Place(PathBuf, Vec<(String, String)>);

@@ -1,9 +1,10 @@
 //! Scores the rows of a dataset with a saved model: the same code for reports and predictions.
 
-use crate::features::{INPUT_GROUP, INPUT_LABEL, slot_of_slice};
+use crate::features::{INPUT_GROUP, INPUT_LABEL, INPUT_WEIGHT, slot_of_slice};
 use crate::saved::SavedModel;
 use fleet::data::{Batch, BatchSource, Dataset, Prefetch};
 use fleet_base::Result;
+use fleet_metrics::RankedScores;
 
 /// Scores, labels and slices of the rows of a part.
 #[derive(Clone, Default)]
@@ -12,6 +13,8 @@ pub struct Scored {
     pub scores: Vec<f32>,
     /// Labels: 0 or 1, the number of a class, or a number.
     pub labels: Vec<f32>,
+    /// The weight of each row, if rows have weights.
+    pub weights: Vec<f32>,
     /// The group of each row, if rows are ranked in groups.
     pub groups: Vec<u64>,
     /// For each slice: the number of each row's value, or -1.
@@ -19,6 +22,22 @@ pub struct Scored {
 }
 
 impl Scored {
+    /// Returns the weight of a row: 1 without weights.
+    pub fn weight(&self, row: usize) -> f64 {
+        self.weights.get(row).map_or(1.0, |weight| f64::from(*weight))
+    }
+
+    /// Ranks some rows by their scores, with labels that are 0 or 1. Rows of rankings have no
+    /// weight of their own.
+    pub fn ranked(&self, rows: &[usize], labels: &[f32]) -> Result<RankedScores> {
+        let scores: Vec<f32> = rows.iter().map(|row| self.scores[*row]).collect();
+        if self.weights.is_empty() {
+            return RankedScores::new(&scores, labels);
+        }
+        let weights: Vec<f32> = rows.iter().map(|row| self.weights[*row]).collect();
+        RankedScores::weighted(&scores, labels, &weights)
+    }
+
     /// Returns whether all scores are numbers. Those of a training that diverged are not.
     pub fn is_finite(&self) -> bool {
         self.scores.iter().all(|score| score.is_finite())
@@ -46,10 +65,9 @@ pub fn for_each_batch(
 pub fn score_labelled(model: &mut SavedModel, dataset: &dyn Dataset) -> Result<Scored> {
     let slices = model.features.slices.len();
     let mut scored = Scored { slices: vec![Vec::new(); slices], ..Scored::default() };
-    let is_class = model.scores() > 1;
-    let has_groups = model.features.group.is_some();
+    let parts = Parts::of(model);
     for_each_batch(model, dataset, |scores, batch| {
-        add(&mut scored, scores, batch, (is_class, has_groups))?;
+        add(&mut scored, scores, batch, parts)?;
         for (index, slice) in scored.slices.iter_mut().enumerate() {
             slice.extend_from_slice(batch.tensor(&slot_of_slice(index))?.as_slice::<i64>()?);
         }
@@ -60,23 +78,40 @@ pub fn score_labelled(model: &mut SavedModel, dataset: &dyn Dataset) -> Result<S
 
 /// Scores a batch of rows that have labels.
 pub fn score_batch(model: &mut SavedModel, batch: &Batch, scored: &mut Scored) -> Result<()> {
-    let kind = (model.scores() > 1, model.features.group.is_some());
-    add(scored, model.score(batch)?, batch, kind)
+    let parts = Parts::of(model);
+    add(scored, model.score(batch)?, batch, parts)
 }
 
-fn add(
-    scored: &mut Scored,
-    scores: &[f32],
-    batch: &Batch,
-    (is_class, has_groups): (bool, bool),
-) -> Result<()> {
+/// What a batch has besides scores.
+#[derive(Clone, Copy)]
+struct Parts {
+    is_class: bool,
+    has_groups: bool,
+    has_weights: bool,
+}
+
+impl Parts {
+    fn of(model: &SavedModel) -> Parts {
+        let features = &model.features;
+        Parts {
+            is_class: model.scores() > 1,
+            has_groups: features.group.is_some(),
+            has_weights: features.weight.is_some(),
+        }
+    }
+}
+
+fn add(scored: &mut Scored, scores: &[f32], batch: &Batch, parts: Parts) -> Result<()> {
     scored.scores.extend_from_slice(scores);
     let labels = batch.tensor(INPUT_LABEL)?;
-    match is_class {
+    match parts.is_class {
         true => scored.labels.extend(labels.as_slice::<i64>()?.iter().map(|it| *it as f32)),
         false => scored.labels.extend_from_slice(labels.as_slice::<f32>()?),
     }
-    if has_groups {
+    if parts.has_weights {
+        scored.weights.extend_from_slice(batch.tensor(INPUT_WEIGHT)?.as_slice::<f32>()?);
+    }
+    if parts.has_groups {
         let groups = batch.tensor(INPUT_GROUP)?.as_slice::<i64>()?;
         scored.groups.extend(groups.iter().map(|group| *group as u64));
     }

@@ -213,6 +213,10 @@ impl TrainPlan {
     /// Returns the interval and the metrics of validations.
     fn validation(&self, outputs: &OutputNames) -> (Evaluation, Every) {
         let mut evaluation = Evaluation::new().mean("loss", &outputs.row_loss);
+        // The loss of a ranking is one value for a batch, which has the weights in it.
+        if self.features.weight.is_some() && self.job.task != TaskKind::Ranking {
+            evaluation = evaluation.weights(features::INPUT_WEIGHT);
+        }
         if let Some([score, label]) = &outputs.area {
             evaluation = evaluation.auc("auc", score, label);
         }

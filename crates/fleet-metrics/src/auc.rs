@@ -1,7 +1,7 @@
 //! Area under the ROC curve, from counts by score bucket. The counts are compact and additive. They
 //! give the exact area for scores rounded down to their buckets.
 
-use crate::{Accumulator, expect_pairs, is_positive, probability};
+use crate::{Accumulator, expect_pairs, expect_weights, is_positive, probability};
 use fleet_base::{Error, Result};
 
 /// Area over buckets, from the highest score to the lowest; 0.5 without positives or negatives.
@@ -54,6 +54,35 @@ impl Auc {
 
     /// Adds predicted probabilities of the positive class, and labels 0 or 1.
     pub fn add(&mut self, predictions: &[f32], labels: &[f32]) -> Result<()> {
+        self.add_all(predictions, labels, None)
+    }
+
+    /// Like [`Auc::add`], where each row counts as often as its weight says.
+    ///
+    /// ```
+    /// # use fleet_metrics::Auc;
+    /// let (mut weighted, mut repeated) = (Auc::new(100)?, Auc::new(100)?);
+    /// weighted.add_weighted(&[0.2, 0.3, 0.7], &[1.0, 0.0, 1.0], &[1.0, 2.0, 0.0])?;
+    /// repeated.add(&[0.2, 0.3, 0.3], &[1.0, 0.0, 0.0])?;
+    /// assert_eq!(weighted, repeated);
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn add_weighted(
+        &mut self,
+        predictions: &[f32],
+        labels: &[f32],
+        weights: &[f32],
+    ) -> Result<()> {
+        expect_weights(weights, predictions.len())?;
+        self.add_all(predictions, labels, Some(weights))
+    }
+
+    fn add_all(
+        &mut self,
+        predictions: &[f32],
+        labels: &[f32],
+        weights: Option<&[f32]>,
+    ) -> Result<()> {
         expect_pairs(predictions.len(), labels.len())?;
         // All values are checked first, so that an error leaves the counts unchanged.
         for (index, (prediction, label)) in predictions.iter().zip(labels).enumerate() {
@@ -61,18 +90,19 @@ impl Auc {
             is_positive(*label, index)?;
         }
         let buckets = self.thresholds + 1;
-        for (prediction, label) in predictions.iter().zip(labels) {
+        for (index, (prediction, label)) in predictions.iter().zip(labels).enumerate() {
+            let weight = weights.map_or(1.0, |weights| f64::from(weights[index]));
             let (p, positive) = (f64::from(*prediction), *label > 0.5);
             // Computed in f32, as in the `auc` op.
             let bucket = (*prediction * self.thresholds as f32) as usize;
-            self.counts[bucket.min(self.thresholds) + if positive { 0 } else { buckets }] += 1.0;
+            self.counts[bucket.min(self.thresholds) + if positive { 0 } else { buckets }] += weight;
             let error = p - f64::from(u8::from(positive));
             let chance = if positive { p } else { 1.0 - p };
             let extras = &mut self.counts[2 * buckets..];
-            extras[PREDICTED] += p;
-            extras[SQUARED] += error * error;
-            extras[ABSOLUTE] += error.abs();
-            extras[LOSS] -= chance.max(PROBABILITY_MIN).ln();
+            extras[PREDICTED] += weight * p;
+            extras[SQUARED] += weight * (error * error);
+            extras[ABSOLUTE] += weight * error.abs();
+            extras[LOSS] -= weight * chance.max(PROBABILITY_MIN).ln();
         }
         Ok(())
     }

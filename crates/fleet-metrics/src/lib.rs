@@ -82,6 +82,17 @@ fn probability(prediction: f32, index: usize) -> Result<f64> {
         .help("apply sigmoid or softmax to logits"))
 }
 
+/// Rejects weights that are negative or not finite.
+fn expect_weights(weights: &[f32], predictions: usize) -> Result<()> {
+    expect_count("weights", predictions, weights.len())?;
+    let wrong = weights.iter().position(|weight| !weight.is_finite() || *weight < 0.0);
+    wrong.map_or(Ok(()), |index| {
+        Err(Error::invalid(format!("weight {index} is out of range"))
+            .expected("a number that is 0 or more")
+            .got(weights[index]))
+    })
+}
+
 /// Returns a / b, or 0 if b is 0.
 fn ratio(a: f64, b: f64) -> f64 {
     if b == 0.0 { 0.0 } else { a / b }

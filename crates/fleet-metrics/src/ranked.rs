@@ -1,7 +1,7 @@
 //! Exact curves of a two-class problem. Unlike [`Auc`](crate::Auc), which counts in buckets, they
 //! need all scores in memory.
 
-use crate::{expect_pairs, is_positive, ratio};
+use crate::{expect_pairs, expect_weights, is_positive, ratio};
 use fleet_base::{Error, Result};
 
 /// Scores with their labels, the highest score first: areas, curves, and groups of equal size.
@@ -17,9 +17,17 @@ use fleet_base::{Error, Result};
 /// ```
 #[derive(Clone, Debug)]
 pub struct RankedScores {
-    /// Scores and whether their labels are positive. Equal scores keep the order of the rows.
-    rows: Vec<(f32, bool)>,
+    /// Equal scores keep the order of the rows.
+    rows: Vec<Row>,
     positives: f64,
+    negatives: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    score: f32,
+    weight: f32,
+    is_positive: bool,
 }
 
 /// Rows with neighbouring scores.
@@ -27,9 +35,11 @@ pub struct RankedScores {
 pub struct ScoreGroup {
     /// Number of rows.
     pub rows: usize,
-    /// Number of positive labels.
+    /// Sum of the weights of the rows: their number without weights.
+    pub weight: f64,
+    /// Sum of the weights of positive labels.
     pub positives: f64,
-    /// Sum of the scores.
+    /// Sum of the scores times weights.
     pub score_sum: f64,
     /// Lowest score.
     pub lowest: f32,
@@ -40,29 +50,40 @@ pub struct ScoreGroup {
 impl ScoreGroup {
     /// Returns the share of positive labels.
     pub fn rate(&self) -> f64 {
-        ratio(self.positives, self.rows as f64)
+        ratio(self.positives, self.weight)
     }
 
     /// Returns the mean score.
     pub fn mean_score(&self) -> f64 {
-        ratio(self.score_sum, self.rows as f64)
+        ratio(self.score_sum, self.weight)
     }
 }
 
 impl RankedScores {
     /// Ranks scores. Labels are 0 or 1; scores must not be NaN.
     pub fn new(scores: &[f32], labels: &[f32]) -> Result<RankedScores> {
+        RankedScores::ranked(scores, labels, None)
+    }
+
+    /// Ranks scores of rows that count as often as their weights say.
+    pub fn weighted(scores: &[f32], labels: &[f32], weights: &[f32]) -> Result<RankedScores> {
+        expect_weights(weights, scores.len())?;
+        RankedScores::ranked(scores, labels, Some(weights))
+    }
+
+    fn ranked(scores: &[f32], labels: &[f32], weights: Option<&[f32]>) -> Result<RankedScores> {
         expect_pairs(scores.len(), labels.len())?;
         let mut rows = Vec::with_capacity(scores.len());
         for (index, (score, label)) in scores.iter().zip(labels).enumerate() {
             if score.is_nan() {
                 return Err(Error::invalid(format!("score {index} is not a number")).got(score));
             }
-            rows.push((*score, is_positive(*label, index)?));
+            let weight = weights.map_or(1.0, |weights| weights[index]);
+            rows.push(Row { score: *score, weight, is_positive: is_positive(*label, index)? });
         }
-        rows.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let positives = rows.iter().filter(|(_, is_positive)| *is_positive).count() as f64;
-        Ok(RankedScores { rows, positives })
+        rows.sort_by(|a, b| b.score.total_cmp(&a.score));
+        let (positives, negatives) = sums(&rows);
+        Ok(RankedScores { rows, positives, negatives })
     }
 
     /// Returns the number of rows.
@@ -70,23 +91,24 @@ impl RankedScores {
         self.rows.len()
     }
 
-    /// Returns the number of positive labels.
+    /// Returns the sum of the weights of positive labels: their number without weights.
     pub fn positives(&self) -> f64 {
         self.positives
     }
 
-    fn negatives(&self) -> f64 {
-        self.rows.len() as f64 - self.positives
+    /// Returns the sum of all weights: the number of rows without weights.
+    pub fn weight(&self) -> f64 {
+        self.positives + self.negatives
     }
 
-    /// Calls a function after each group of equal scores, with the numbers of positives and
+    /// Calls a function after each group of equal scores, with the weights of positives and
     /// negatives down to it.
     fn at_thresholds(&self, mut call: impl FnMut(f64, f64)) {
         let (mut positives, mut negatives) = (0.0, 0.0);
-        for ties in self.rows.chunk_by(|a, b| a.0 == b.0) {
-            let more = ties.iter().filter(|(_, is_positive)| *is_positive).count() as f64;
+        for ties in self.rows.chunk_by(|a, b| a.score == b.score) {
+            let (more, fewer) = sums(ties);
             positives += more;
-            negatives += ties.len() as f64 - more;
+            negatives += fewer;
             call(positives, negatives);
         }
     }
@@ -100,7 +122,7 @@ impl RankedScores {
             wins += fewer * (positives_before + more / 2.0);
             (positives_before, negatives_before) = (positives, negatives);
         });
-        let pairs = self.positives * self.negatives();
+        let pairs = self.positives * self.negatives;
         if pairs == 0.0 { f64::NAN } else { wins / pairs }
     }
 
@@ -108,7 +130,7 @@ impl RankedScores {
     pub fn average_precision(&self) -> f64 {
         let (mut before, mut sum) = (0.0, 0.0);
         self.at_thresholds(|positives, negatives| {
-            sum += (positives - before) * positives / (positives + negatives);
+            sum += (positives - before) * ratio(positives, positives + negatives);
             before = positives;
         });
         if self.positives == 0.0 { f64::NAN } else { sum / self.positives }
@@ -117,7 +139,7 @@ impl RankedScores {
     /// Returns about `points` points of the ROC curve: the share of negatives and of positives
     /// above each threshold, from (0, 0) to (1, 1). Empty if all labels are the same.
     pub fn roc(&self, points: usize) -> Vec<[f64; 2]> {
-        let (all, none) = (self.positives, self.negatives());
+        let (all, none) = (self.positives, self.negatives);
         if all * none == 0.0 {
             return Vec::new();
         }
@@ -135,7 +157,9 @@ impl RankedScores {
         }
         let mut curve = Vec::new();
         self.at_thresholds(|positives, negatives| {
-            curve.push([positives / self.positives, positives / (positives + negatives)]);
+            if positives + negatives > 0.0 {
+                curve.push([positives / self.positives, positives / (positives + negatives)]);
+            }
         });
         thinned(curve, points)
     }
@@ -149,14 +173,24 @@ impl RankedScores {
     }
 }
 
-fn group_of(rows: &[(f32, bool)]) -> ScoreGroup {
+fn group_of(rows: &[Row]) -> ScoreGroup {
+    let (positives, negatives) = sums(rows);
     ScoreGroup {
         rows: rows.len(),
-        positives: rows.iter().filter(|(_, is_positive)| *is_positive).count() as f64,
-        score_sum: rows.iter().map(|(score, _)| f64::from(*score)).sum(),
-        lowest: rows.last().map_or(0.0, |(score, _)| *score),
-        highest: rows.first().map_or(0.0, |(score, _)| *score),
+        weight: positives + negatives,
+        positives,
+        score_sum: rows.iter().map(|row| f64::from(row.weight) * f64::from(row.score)).sum(),
+        lowest: rows.last().map_or(0.0, |row| row.score),
+        highest: rows.first().map_or(0.0, |row| row.score),
     }
+}
+
+/// Returns the weights of positive and of negative rows.
+fn sums(rows: &[Row]) -> (f64, f64) {
+    rows.iter().fold((0.0, 0.0), |(positives, negatives), row| match row.is_positive {
+        true => (positives + f64::from(row.weight), negatives),
+        false => (positives, negatives + f64::from(row.weight)),
+    })
 }
 
 /// Keeps points that are evenly spaced, with the first and the last one.
@@ -186,6 +220,30 @@ mod tests {
         assert!(ranked(&[0.5], &[0.0]).average_precision().is_nan());
         assert!(RankedScores::new(&[f32::NAN], &[1.0]).is_err());
         assert!(RankedScores::new(&[0.5], &[]).is_err());
+    }
+
+    /// A row with weight 2 is like two rows, and one with weight 0 like none.
+    #[test]
+    fn weights_repeat_rows() {
+        let (scores, labels) = ([0.95, 0.9, 0.8, 0.8, 0.3, 0.2], [0.0, 1.0, 0.0, 1.0, 1.0, 0.0]);
+        let weights = [0.0, 2.0, 1.0, 3.0, 1.0, 2.0];
+        let weighted = RankedScores::weighted(&scores, &labels, &weights).unwrap();
+        let repeat = |values: &[f32]| -> Vec<f32> {
+            let rows = values.iter().zip(weights);
+            rows.flat_map(|(value, weight)| vec![*value; weight as usize]).collect()
+        };
+        let repeated = ranked(&repeat(&scores), &repeat(&labels));
+        assert_eq!(weighted.auc(), repeated.auc());
+        assert_eq!(weighted.average_precision(), repeated.average_precision());
+        assert_eq!((weighted.total(), weighted.weight()), (6, 9.0));
+        assert_eq!(weighted.precision_recall(100), repeated.precision_recall(100));
+        assert_eq!(weighted.roc(100)[1..], repeated.roc(100)[..]);
+        let group = weighted.groups(2)[0];
+        assert_eq!((group.rows, group.weight, group.positives), (3, 3.0, 2.0));
+        assert!((group.mean_score() - (2.0 * 0.9 + 0.8) / 3.0).abs() < 1e-6);
+        for wrong in [f32::NAN, -1.0, f32::INFINITY] {
+            assert!(RankedScores::weighted(&[0.5], &[1.0], &[wrong]).is_err());
+        }
     }
 
     #[test]

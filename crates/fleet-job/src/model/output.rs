@@ -26,7 +26,14 @@ pub fn outputs<'n>(net: &'n Net, raw: Var<'n>, features: &Features) -> Outputs<'
     let (row_loss, scores) = match &features.label.meaning {
         Meaning::Classes(_) => {
             let label = net.data(INPUT_LABEL, [-1, 1], DType::I64);
-            means.push(("accuracy", raw.accuracy(label, 1)));
+            means.push(match features.weight {
+                None => ("accuracy", raw.accuracy(label, 1)),
+                // A value for each row, which its weight multiplies.
+                Some(_) => {
+                    let found = raw.argmax(1).reshape([-1, 1]);
+                    ("accuracy", found.equal(label).cast(DType::F32))
+                }
+            });
             // Scores must not need the label, as the softmax of the loss does.
             (raw.softmax_with_cross_entropy(label, CrossEntropy::new()).0, raw.softmax())
         }

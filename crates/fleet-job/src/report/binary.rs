@@ -10,7 +10,8 @@ use fleet_metrics::{RankedScores, ScoreGroup};
 const GROUPS: usize = 10;
 
 pub fn parts(scored: &Scored) -> Result<(Vec<Table>, Vec<Chart>)> {
-    let ranked = RankedScores::new(&scored.scores, &scored.labels)?;
+    let rows: Vec<usize> = (0..scored.labels.len()).collect();
+    let ranked = scored.ranked(&rows, &scored.labels)?;
     let groups = ranked.groups(GROUPS);
     let tables = vec![deciles(&ranked, &groups)];
     let mut charts = vec![calibration(&groups)];
@@ -36,7 +37,7 @@ pub fn parts(scored: &Scored) -> Result<(Vec<Table>, Vec<Chart>)> {
 
 /// The rows in ten groups, the highest scores first.
 fn deciles(ranked: &RankedScores, groups: &[ScoreGroup]) -> Table {
-    let all = ranked.positives() / ranked.total() as f64;
+    let all = ranked.positives() / ranked.weight();
     let mut found = 0.0;
     let row = |(index, group): (usize, &ScoreGroup)| {
         found += group.positives;
@@ -76,12 +77,12 @@ fn calibration(groups: &[ScoreGroup]) -> Chart {
 }
 
 fn gain(ranked: &RankedScores, groups: &[ScoreGroup]) -> Chart {
-    let (mut rows, mut found) = (0, 0.0);
+    let (mut weight, mut found) = (0.0, 0.0);
     let mut points = vec![[0.0, 0.0]];
     for group in groups {
-        rows += group.rows;
+        weight += group.weight;
         found += group.positives;
-        points.push([rows as f64 / ranked.total() as f64, found / ranked.positives()]);
+        points.push([weight / ranked.weight(), found / ranked.positives()]);
     }
     Chart {
         key: "gain".to_string(),

@@ -7,6 +7,8 @@ use fleet_metrics::Confusion;
 
 /// Larger matrices are not readable.
 const MATRIX_MAX: usize = 50;
+/// Note at tables of numbers of rows, if rows have weights.
+const UNWEIGHTED: &str = " Rows are counted without their weights.";
 /// Classes that the terminal shows.
 const BRIEF: usize = 20;
 
@@ -17,6 +19,9 @@ pub fn parts(scored: &Scored, classes: &[String]) -> Result<(Vec<Table>, Vec<Cha
     let mut tables = vec![per_class(&confusion, classes)];
     if classes.len() <= MATRIX_MAX {
         tables.push(matrix(&confusion, classes));
+    }
+    if !scored.weights.is_empty() {
+        tables.iter_mut().for_each(|table| table.about.push_str(UNWEIGHTED));
     }
     Ok((tables, Vec::new()))
 }

@@ -3,7 +3,7 @@
 use super::{Cell, Table, finite};
 use crate::features::{Features, Label, Meaning, Slice};
 use crate::scoring::Scored;
-use fleet_metrics::{RankedScores, Ranking, RankingMeans};
+use fleet_metrics::{Ranking, RankingMeans};
 use std::collections::BTreeMap;
 
 /// Labels of the measures, in the order in which they are shown.
@@ -99,15 +99,17 @@ fn measures(scored: &Scored, rows: &[usize], features: &Features) -> Measures {
     Measures { rows: rows.len(), values }
 }
 
-fn mean(rows: &[usize], value: impl Fn(usize) -> f64) -> f64 {
-    rows.iter().map(|row| value(*row)).sum::<f64>() / rows.len() as f64
+/// Returns a mean over rows, which count by their weights.
+fn mean(scored: &Scored, rows: &[usize], value: impl Fn(usize) -> f64) -> f64 {
+    let weight: f64 = rows.iter().map(|row| scored.weight(*row)).sum();
+    rows.iter().map(|row| scored.weight(*row) * value(*row)).sum::<f64>() / weight
 }
 
 fn of_classes(scored: &Scored, rows: &[usize], width: usize) -> Vec<(&'static str, f64)> {
     let of = |row: usize| &scored.scores[row * width..][..width];
     let class = |row: usize| scored.labels[row] as usize;
-    let loss = mean(rows, |row| -f64::from(of(row)[class(row)]).max(TINY).ln());
-    let accuracy = mean(rows, |row| {
+    let loss = mean(scored, rows, |row| -f64::from(of(row)[class(row)]).max(TINY).ln());
+    let accuracy = mean(scored, rows, |row| {
         let scores = of(row);
         let best = (1..width).fold(0, |best, at| if scores[at] > scores[best] { at } else { best });
         f64::from(u8::from(best == class(row)))
@@ -141,17 +143,17 @@ fn picked(values: &[f32], rows: &[usize]) -> Vec<f32> {
 fn of_numbers(scored: &Scored, rows: &[usize], of: &Label) -> Vec<(&'static str, f64)> {
     let label = |row: usize| f64::from(scored.labels[row]);
     let score = |row: usize| f64::from(scored.scores[row]);
-    let squares = mean(rows, |row| (score(row) - label(row)).powi(2));
-    let absolute = mean(rows, |row| (score(row) - label(row)).abs());
-    let average = mean(rows, label);
-    let variance = mean(rows, |row| (label(row) - average).powi(2));
+    let squares = mean(scored, rows, |row| (score(row) - label(row)).powi(2));
+    let absolute = mean(scored, rows, |row| (score(row) - label(row)).abs());
+    let average = mean(scored, rows, label);
+    let variance = mean(scored, rows, |row| (label(row) - average).powi(2));
     let r2 = if variance > 0.0 { 1.0 - squares / variance } else { f64::NAN };
-    let bias = mean(rows, score) - average;
+    let bias = mean(scored, rows, score) - average;
     let mut values = vec![("r2", r2), ("rmse", squares.sqrt()), ("mae", absolute), ("bias", bias)];
     values.extend(of.at_least.map(|least| {
         let reached: Vec<f32> =
             rows.iter().map(|row| f32::from(u8::from(scored.labels[*row] >= least))).collect();
-        let ranked = RankedScores::new(&picked(&scored.scores, rows), &reached);
+        let ranked = scored.ranked(rows, &reached);
         ("auc", ranked.map_or(f64::NAN, |ranked| ranked.auc()))
     }));
     values
@@ -161,10 +163,10 @@ fn of_chances(scored: &Scored, rows: &[usize]) -> Vec<(&'static str, f64)> {
     let label = |row: usize| f64::from(scored.labels[row]);
     let score = |row: usize| f64::from(scored.scores[row]);
     let chance = |row: usize| if label(row) > 0.5 { score(row) } else { 1.0 - score(row) };
-    let loss = mean(rows, |row| -chance(row).max(TINY).ln());
-    let (actual, predicted) = (mean(rows, label), mean(rows, score));
+    let loss = mean(scored, rows, |row| -chance(row).max(TINY).ln());
+    let (actual, predicted) = (mean(scored, rows, label), mean(scored, rows, score));
     let calibration = if actual > 0.0 { predicted / actual } else { f64::NAN };
-    let ranked = RankedScores::new(&picked(&scored.scores, rows), &picked(&scored.labels, rows));
+    let ranked = scored.ranked(rows, &picked(&scored.labels, rows));
     let areas = ranked.map(|ranked| (ranked.auc(), ranked.average_precision()));
     // Scores that are not numbers have no order.
     let (auc, average_precision) = areas.unwrap_or((f64::NAN, f64::NAN));

@@ -57,16 +57,18 @@ pub fn parts(scored: &Scored) -> (Vec<Table>, Vec<Chart>) {
 }
 
 fn groups(scored: &Scored) -> Vec<Group> {
-    let mut rows: Vec<(f32, f32)> =
-        scored.scores.iter().copied().zip(scored.labels.iter().copied()).collect();
+    let row = |row: usize| (scored.scores[row], scored.labels[row], scored.weight(row));
+    let mut rows: Vec<(f32, f32, f64)> = (0..scored.labels.len()).map(row).collect();
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
     let count = GROUPS.min(rows.len());
     let at = |group: usize| group * rows.len() / count.max(1);
     let group = |group: usize| {
         let rows = &rows[at(group)..at(group + 1)];
         let mean = |value: &dyn Fn(f64, f64) -> f64| {
-            let values = rows.iter().map(|(a, b)| value(f64::from(*a), f64::from(*b)));
-            values.sum::<f64>() / rows.len() as f64
+            let weight: f64 = rows.iter().map(|(.., weight)| weight).sum();
+            let values =
+                rows.iter().map(|(a, b, weight)| weight * value(f64::from(*a), f64::from(*b)));
+            values.sum::<f64>() / weight
         };
         Group {
             rows: rows.len(),

@@ -201,7 +201,7 @@ static COLUMN: Table = Table {
 const ROLE: Kind = Kind::Choice(&[
     ("feature", "input of the model"),
     ("label", "what the model predicts"),
-    ("weight", "weight of the row in the loss"),
+    ("weight", "how often the row counts in the loss and in all measures"),
     ("time", "time of the row, for splits by time"),
     ("group", "not an input; for splits by hash and for slices"),
     ("ignore", "not read"),

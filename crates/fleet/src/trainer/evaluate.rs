@@ -34,6 +34,7 @@ use fleet_tensor::{DType, Tensor};
 #[derive(Clone, Debug, Default)]
 pub struct Evaluation {
     metrics: Vec<Metric>,
+    weights: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -95,6 +96,13 @@ impl Evaluation {
         self.with(label, Kind::Ndcg { score, grade, group, k })
     }
 
+    /// Counts each row of means and areas as often as this input or variable says, which has one
+    /// number, 0 or more, for each row. Variables of means must then have one value for each row,
+    /// too.
+    pub fn weights(self, variable: &str) -> Evaluation {
+        Evaluation { weights: Some(variable.to_string()), ..self }
+    }
+
     fn with(mut self, label: &str, kind: Kind) -> Evaluation {
         self.metrics.push(Metric { label: label.to_string(), kind });
         self
@@ -146,7 +154,7 @@ impl Evaluation {
 struct Counts<'e> {
     evaluation: &'e Evaluation,
     fetch: Vec<&'e str>,
-    /// Rows, batches, and for each metric the sum of value times rows.
+    /// Rows, batches, weights, and for each metric the sum of value times weight.
     sums: Vec<f64>,
     areas: Vec<Auc>,
     rankings: Vec<Ranking>,
@@ -154,6 +162,8 @@ struct Counts<'e> {
 
 /// Buckets of scores; the default of the documented `auc` op.
 const THRESHOLDS: usize = 4095;
+/// Sums before those of metrics.
+const HEAD: usize = 3;
 
 impl<'e> Counts<'e> {
     fn new(evaluation: &'e Evaluation) -> Result<Counts<'e>> {
@@ -172,7 +182,8 @@ impl<'e> Counts<'e> {
                 }
             }
         }
-        let sums = vec![0.0; 2 + evaluation.metrics.len()];
+        fetch.extend(evaluation.weights.as_deref());
+        let sums = vec![0.0; HEAD + evaluation.metrics.len()];
         Ok(Counts { evaluation, fetch, sums, areas, rankings })
     }
 
@@ -189,17 +200,33 @@ impl<'e> Counts<'e> {
     }
 
     fn add(&mut self, rows: u64, out: &[Tensor]) -> Result<()> {
+        let weights = match (&self.evaluation.weights, out) {
+            (Some(variable), [.., weights]) => Some(weights_of(weights, rows, variable)?),
+            _ => None,
+        };
         let (mut out, mut areas) = (out.iter(), self.areas.iter_mut());
         let mut rankings = self.rankings.iter_mut();
         let mut value = || out.next().ok_or_else(|| Error::internal("a metric was not fetched"));
         self.sums[0] += rows as f64;
         self.sums[1] += 1.0;
-        for (metric, sum) in self.evaluation.metrics.iter().zip(&mut self.sums[2..]) {
+        self.sums[2] += match &weights {
+            Some(weights) => weights.iter().map(|weight| f64::from(*weight)).sum(),
+            None => rows as f64,
+        };
+        for (metric, sum) in self.evaluation.metrics.iter().zip(&mut self.sums[HEAD..]) {
             match &metric.kind {
-                Kind::Mean { variable } => *sum += row_sum(value()?, rows, variable)?,
+                Kind::Mean { variable } => {
+                    *sum += match &weights {
+                        Some(weights) => weighted_sum(value()?, weights, variable)?,
+                        None => row_sum(value()?, rows, variable)?,
+                    }
+                }
                 Kind::Auc { .. } => {
                     let (scores, labels) = (floats(value()?)?, floats(value()?)?);
-                    let area = areas.next().map_or(Ok(()), |area| area.add(&scores, &labels));
+                    let area = areas.next().map_or(Ok(()), |area| match &weights {
+                        Some(weights) => area.add_weighted(&scores, &labels, weights),
+                        None => area.add(&scores, &labels),
+                    });
                     area.map_err(|error| error.at(format!("metric '{}'", metric.label)))?;
                 }
                 Kind::Ndcg { .. } => {
@@ -219,7 +246,7 @@ impl<'e> Counts<'e> {
         group.all_reduce(Reduce::Sum, &mut self.sums)?;
         self.areas.iter_mut().try_for_each(|area| area.all_reduce(group))?;
         let mut rankings = self.rankings.iter();
-        for (metric, sum) in self.evaluation.metrics.iter().zip(&mut self.sums[2..]) {
+        for (metric, sum) in self.evaluation.metrics.iter().zip(&mut self.sums[HEAD..]) {
             if let Kind::Ndcg { k, .. } = &metric.kind
                 && let Some(ranking) = rankings.next()
             {
@@ -236,10 +263,15 @@ impl<'e> Counts<'e> {
             return Err(Error::invalid("the data of the evaluation has no rows")
                 .help("check the list of files, and that drop_last leaves a batch"));
         }
+        let weight = self.sums[2];
+        if weight == 0.0 {
+            return Err(Error::invalid("the weights of all rows of the evaluation are 0")
+                .help("check the column of weights: missing and negative weights count as 0"));
+        }
         let mut areas = self.areas.iter();
-        let values = evaluation.metrics.iter().zip(&self.sums[2..]).map(|(metric, sum)| {
+        let values = evaluation.metrics.iter().zip(&self.sums[HEAD..]).map(|(metric, sum)| {
             let value = match metric.kind {
-                Kind::Mean { .. } => sum / rows,
+                Kind::Mean { .. } => sum / weight,
                 Kind::Auc { .. } => areas.next().map_or(f64::NAN, Auc::value),
                 Kind::Ndcg { .. } => *sum,
             };
@@ -251,6 +283,43 @@ impl<'e> Counts<'e> {
 
 fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
     Ok(numbers(tensor, usize::MAX)?.into_iter().map(|value| value as f32).collect())
+}
+
+/// Returns the weights of the rows of a batch.
+fn weights_of(tensor: &Tensor, rows: u64, variable: &str) -> Result<Vec<f32>> {
+    let weights = floats(tensor)?;
+    let wrong = |what: String| {
+        Err(Error::invalid("invalid weights of an evaluation")
+            .expected(format!("a number, 0 or more, for each of the {rows} rows"))
+            .got(what)
+            .at(format!("variable '{variable}'")))
+    };
+    if weights.len() as u64 != rows {
+        return wrong(format!("{}{}", tensor.dtype(), tensor.shape()));
+    }
+    match weights.iter().find(|weight| !weight.is_finite() || **weight < 0.0) {
+        Some(weight) => wrong(weight.to_string()),
+        None => Ok(weights),
+    }
+}
+
+/// Returns the sum over rows of a variable times their weights.
+fn weighted_sum(tensor: &Tensor, weights: &[f32], variable: &str) -> Result<f64> {
+    let values = numbers(tensor, usize::MAX)?;
+    if values.len() != weights.len() {
+        return Err(Error::invalid(format!(
+            "cannot take the weighted mean of variable '{variable}'"
+        ))
+        .expected(format!("one number for each of the {} rows", weights.len()))
+        .got(format!("{}{}", tensor.dtype(), tensor.shape()))
+        .help("do not reduce it in the network"));
+    }
+    let products = values.into_iter().zip(weights).map(|(value, weight)| match *weight {
+        // The loss of a row that does not count may be infinite.
+        0.0 => 0.0,
+        weight => value * f64::from(weight),
+    });
+    Ok(products.sum())
 }
 
 /// Returns the sum over rows of a variable: a mean over its batch, or one value for each row.
