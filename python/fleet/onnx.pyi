@@ -8,6 +8,7 @@ from fleet._executor import global_scope as global_scope
 from fleet._framework import Program as Program
 from fleet._framework import Variable as Variable
 
+def category_hash(text: str | float | None) -> int: ...
 def export(
     path: Path,
     feed_vars: Sequence[Variable | str],
@@ -23,4 +24,3 @@ def export_model(
     opset_version: int | None = ...,
     max_table_rows: int = ...,
 ) -> None: ...
-def category_hash(text: str | int | float | None) -> int: ...

@@ -61,6 +61,8 @@ EXCEPTIONS = {
     ("set_state_dict", "state_dict"): "Mapping[str, Any]",
     ("save_persistables", "executor"): "Executor | str | None",
     ("__setitem__", "value"): "Any",
+    ("export_model", "opset_version"): "int",
+    ("category_hash", "text"): "str | float | None",
     ("set", "value"): "Any",
 }
 
@@ -70,7 +72,7 @@ RESULTS = {
     "bool": "is_compiled_with_cuda in_dynamic_mode is_worker is_server is_first_worker has_var "
     "__contains__ __bool__ __eq__ _is_heter_worker",
     "int": "worker_index worker_num server_num server_index __len__ __hash__ "
-    "get_memory_data_size get_shuffle_data_size",
+    "get_memory_data_size get_shuffle_data_size category_hash",
     "float": "get_lr acc mae mse rmse metrics.auc",
     "str": "to_string __repr__ __str__ generate applied_strategies",
     "list[Array]": "Executor.run",
