@@ -311,6 +311,7 @@ fn short_batches_count_by_their_rows() {
         &probability,
         &positive,
     );
+    let evaluation = evaluation.mean_of("both", ["AUC", "each row"]);
     let found = evaluation.run(&fleet, &mut session, in_order(true)).unwrap();
     let expected = (0..RECORDS).map(|at| f64::from(record(at).1)).sum::<f64>() / RECORDS as f64;
     assert_eq!((found.rows, found.batches), (RECORDS as u64, BATCHES));
@@ -318,6 +319,11 @@ fn short_batches_count_by_their_rows() {
         assert!((found.get(label).unwrap() - expected).abs() < 1e-6, "{label}");
     }
     assert_eq!(found.get("AUC"), Some(1.0));
+    let both = f64::midpoint(1.0, found.get("each row").unwrap());
+    assert_eq!(found.get("both"), Some(both));
+    let unknown = Evaluation::new().mean("each row", "y").mean_of("both", ["each rows"]);
+    let error = unknown.run(&fleet, &mut session, in_order(true)).unwrap_err().to_string();
+    assert!(error.contains("unknown metric; did you mean 'each row'?"), "{error}");
 
     let folder = scratch("weights");
     let trainer = Trainer::new(&fleet).watch("mean", &mean).watch("each", "y").scalars(&folder);

@@ -4,7 +4,7 @@ use super::model::Model;
 use super::source::{Feeds, Position, Source};
 use crate::Fleet;
 use crate::numbers::numbers;
-use fleet_base::{Error, Result};
+use fleet_base::{Error, Result, text};
 use fleet_metrics::{Accumulator, Alone, Auc, Group, Ranking, Reduce};
 use fleet_tensor::{DType, Tensor};
 
@@ -48,6 +48,7 @@ enum Kind {
     Mean { variable: String },
     Auc { prediction: String, target: String },
     Ndcg { score: String, grade: String, group: String, k: usize },
+    MeanOf { labels: Vec<String> },
 }
 
 /// Result of an evaluation.
@@ -101,6 +102,18 @@ impl Evaluation {
     /// too.
     pub fn weights(self, variable: &str) -> Evaluation {
         Evaluation { weights: Some(variable.to_string()), ..self }
+    }
+
+    /// Adds the mean of other metrics of this evaluation, which are named by their labels.
+    ///
+    /// ```
+    /// use fleet::trainer::Evaluation;
+    /// let evaluation = Evaluation::new().auc("click", "p0", "y0").auc("buy", "p1", "y1");
+    /// let evaluation = evaluation.mean_of("auc", ["click", "buy"]);
+    /// ```
+    pub fn mean_of<'l>(self, label: &str, labels: impl IntoIterator<Item = &'l str>) -> Evaluation {
+        let labels = labels.into_iter().map(str::to_string).collect();
+        self.with(label, Kind::MeanOf { labels })
     }
 
     fn with(mut self, label: &str, kind: Kind) -> Evaluation {
@@ -180,6 +193,7 @@ impl<'e> Counts<'e> {
                     fetch.extend([score.as_str(), grade.as_str(), group.as_str()]);
                     rankings.push(Ranking::default());
                 }
+                Kind::MeanOf { .. } => {}
             }
         }
         fetch.extend(evaluation.weights.as_deref());
@@ -237,6 +251,7 @@ impl<'e> Counts<'e> {
                     let added = ranking.map_or(Ok(()), |it| it.add(&groups, &scores, &grades));
                     added.map_err(|error| error.at(format!("metric '{}'", metric.label)))?;
                 }
+                Kind::MeanOf { .. } => {}
             }
         }
         Ok(())
@@ -274,11 +289,33 @@ impl<'e> Counts<'e> {
                 Kind::Mean { .. } => sum / weight,
                 Kind::Auc { .. } => areas.next().map_or(f64::NAN, Auc::value),
                 Kind::Ndcg { .. } => *sum,
+                Kind::MeanOf { .. } => f64::NAN,
             };
             (metric.label.clone(), value)
         });
-        Ok(Evaluated { rows: rows as u64, batches: self.sums[1] as u64, scalars: values.collect() })
+        let scalars = values.collect();
+        let mut found = Evaluated { rows: rows as u64, batches: self.sums[1] as u64, scalars };
+        for (at, metric) in evaluation.metrics.iter().enumerate() {
+            if let Kind::MeanOf { labels } = &metric.kind {
+                found.scalars[at].1 = mean_of(&found, labels, &metric.label)?;
+            }
+        }
+        Ok(found)
     }
+}
+
+/// Returns the mean of some metrics.
+fn mean_of(found: &Evaluated, labels: &[String], own: &str) -> Result<f64> {
+    let value = |label: &String| {
+        found.get(label).ok_or_else(|| {
+            let known = found.scalars.iter().map(|(known, _)| known.as_str());
+            let hint = text::did_you_mean(label, known);
+            Error::invalid(format!("metric '{own}' is a mean of an unknown metric{hint}"))
+                .got(format!("'{label}'"))
+        })
+    };
+    let values: Result<Vec<f64>> = labels.iter().map(value).collect();
+    Ok(values?.iter().sum::<f64>() / labels.len() as f64)
 }
 
 fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
