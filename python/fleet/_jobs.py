@@ -37,7 +37,8 @@ class Job:
         return self.report
 
     def predict(self, data):
-        """Returns scores as a float32 array: one for each row, or ``[rows, classes]``.
+        """Returns scores as a float32 array: one for each row, or ``[rows, classes]``
+        or ``[rows, labels]``.
 
         ``data`` is a file, a list of files, or a table: of pandas, pyarrow or polars, or a dict of
         columns. Its columns are those of the job's files; a label is not needed. A table is scored

@@ -205,19 +205,43 @@ impl<'t> Rules<'t> {
                 .help("add role = \"label\" to the column that the model predicts");
             return self.add(problem, self.root.place("columns"));
         };
-        for other in &labels[1..] {
+        let is_mmoe = self.job.model.kind == ModelKind::Mmoe;
+        for other in labels[1..].iter().filter(|_| !is_mmoe) {
             let message = format!("'{}' is the label already", label.name);
             let place = self.column_view(&other.name).place("role");
-            self.add(Problem::error(format!("columns.{}.role", other.name), message), place);
+            let problem = Problem::error(format!("columns.{}.role", other.name), message);
+            self.add(problem.help("the model mmoe has several labels"), place);
         }
-        let view = self.column_view(&label.name);
-        let path = format!("columns.{}", label.name);
-        self.label_of_task(label, &path, view);
+        let count = if is_mmoe { labels.len() } else { 1 };
+        for label in &labels[..count] {
+            let view = self.column_view(&label.name);
+            let path = format!("columns.{}", label.name);
+            self.label_of_task(label, &path, view);
+            if is_mmoe {
+                self.label_of_mmoe(label, &path, view);
+            }
+        }
         let mut weights = self.job.columns.iter().filter(|column| column.role == Role::Weight);
         if let Some(second) = weights.nth(1) {
             let place = self.column_view(&second.name).place("role");
             let path = format!("columns.{}.role", second.name);
             self.add(Problem::error(path, "another column is the weight already"), place);
+        }
+    }
+
+    /// Labels of mmoe are yes or no, and their names are columns of files.
+    fn label_of_mmoe(&mut self, label: &ColumnPart, path: &str, view: View<'_>) {
+        if view.node("levels").is_some() {
+            let problem = Problem::error(format!("{path}.levels"), "does not apply to mmoe");
+            self.add(problem.help("remove the field"), view.place("levels"));
+        }
+        let is_plain = |c: char| !c.is_control() && !"\",\\".contains(c);
+        if !label.name.chars().all(is_plain) {
+            let message = "the name of a label of mmoe has a comma, a quote, a backslash or a \
+                           control character";
+            let problem = Problem::error(path, message)
+                .help("give it another name, and add name = \"..\" with that in the files");
+            self.add(problem, label.at);
         }
     }
 
@@ -231,7 +255,7 @@ impl<'t> Rules<'t> {
         };
         for field in ["positive", "at_least", "classes", "levels"] {
             if view.node(field).is_some() && !allowed.contains(&field) {
-                let message = format!("does not apply to the task {}", name_of(task));
+                let message = format!("does not apply to the task {}", task.name());
                 self.add(Problem::error(format!("{path}.{field}"), message), view.place(field));
             }
         }
@@ -358,7 +382,7 @@ impl<'t> Rules<'t> {
             TaskKind::Retrieval => &["loss"],
         };
         if !goals.contains(&job.goal()) {
-            let (got, task) = (job.goal(), name_of(job.task));
+            let (got, task) = (job.goal(), job.task.name());
             let message =
                 format!("expected {} for the task {task}, got '{got}'", goals.join(" or "));
             self.add(Problem::error("evaluation.goal", message), view.place("goal"));
@@ -569,12 +593,36 @@ impl<'t> Rules<'t> {
             let problem = Problem::error("model.attention", "applies only to kind = \"din\"");
             self.add(problem.help("remove the field"), view.place("attention"));
         }
+        self.experts();
         let deep = ["dropout", "input_dropout", "norm", "activation"];
         if job.model.hidden.is_empty() {
             for field in deep.iter().filter(|field| view.node(field).is_some()) {
                 let problem = Problem::error(format!("model.{field}"), "needs hidden layers");
                 self.add(problem, view.place(field));
             }
+        }
+    }
+
+    /// The fields of mmoe.
+    fn experts(&mut self) {
+        let view = self.root.table("model");
+        if self.job.model.kind != ModelKind::Mmoe {
+            for field in ["experts", "tower"].iter().filter(|field| view.node(field).is_some()) {
+                let path = format!("model.{field}");
+                let problem = Problem::error(path, "applies only to kind = \"mmoe\"");
+                self.add(problem.help("remove the field"), view.place(field));
+            }
+            return;
+        }
+        if self.job.task != TaskKind::Binary {
+            let problem = Problem::error("task.kind", "mmoe has the task binary only")
+                .help("use another model, such as dcn_v2");
+            self.add(problem, self.root.table("task").place("kind"));
+        }
+        if self.job.model.hidden.is_empty() {
+            let problem = Problem::error("model.hidden", "the experts of mmoe need hidden layers")
+                .help("set model.hidden, such as [64]");
+            self.add(problem, view.place("hidden"));
         }
     }
 
@@ -731,16 +779,6 @@ const WINDOW_MAX: u64 = 1 << 28;
 
 /// A matrix of all pairs of a batch takes 256 MB.
 const BATCH_OF_PAIRS_MAX: usize = 8192;
-
-fn name_of(task: TaskKind) -> &'static str {
-    match task {
-        TaskKind::Binary => "binary",
-        TaskKind::MultiClass => "multi_class",
-        TaskKind::Regression => "regression",
-        TaskKind::Ranking => "ranking",
-        TaskKind::Retrieval => "retrieval",
-    }
-}
 
 fn name_of_kind(kind: ColumnKind) -> &'static str {
     match kind {

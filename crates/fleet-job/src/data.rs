@@ -1,7 +1,7 @@
 //! The data of a job: its files, the fitted features, and the rows of each part as datasets.
 
 use crate::features::{
-    Applied, BadLabel, Features, Finding, Fit, INPUT_ITEM, SLOT_USER, Scratch, first_id,
+    Applied, BadLabel, BadRow, Features, Finding, Fit, INPUT_ITEM, SLOT_USER, Scratch, first_id,
 };
 use crate::job::{Job, Split, TaskKind};
 use crate::origin::Origin;
@@ -95,8 +95,8 @@ impl JobData {
             match part {
                 Part::Train => match fit.add(block, row) {
                     Ok(()) => counts.train += 1,
-                    Err(BadLabel::NotChosen) => (),
-                    Err(label) => bad.add(label)?,
+                    Err(BadRow { fault: BadLabel::NotChosen, .. }) => (),
+                    Err(row) => bad.add(row.fault).map_err(|it| self.at_label(it, row))?,
                 },
                 Part::Validation => counts.validation += 1,
                 Part::Test => counts.test += 1,
@@ -118,6 +118,12 @@ impl JobData {
         self.overlap_in_time(&spans, time, &mut findings)?;
         let texts = self.raw.texts.as_deref();
         Ok(Fitted { features: fit.finish(texts), counts, findings })
+    }
+
+    /// Names the label that has a fault, if there are several.
+    fn at_label(&self, error: Error, row: BadRow) -> Error {
+        let names: Vec<&str> = self.job.labels().map(|label| label.name.as_str()).collect();
+        row.named(error, &names)
     }
 
     /// A part of the training files that has no rows cannot measure the model.

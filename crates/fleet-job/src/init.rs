@@ -184,7 +184,7 @@ fn job_text(survey: &Survey, label: usize, patterns: &[String]) -> String {
     let _ = write!(
         out,
         "\n[task]\nkind = \"{task}\"\n\n[model]\n\
-         kind = \"dcn_v2\" # or mlp, wide_deep, deepfm, mf, din, two_tower\n\
+         kind = \"dcn_v2\" # or mlp, wide_deep, deepfm, mf, din, two_tower, mmoe\n\
          dim = 16\nhidden = [128, 64]\ndropout = 0.1\n\n[train]\nbatch = 512\nepochs = 10\n\
          early_stop = 3\noptimizer = {{ kind = \"adam\", rate = 0.001 }}\n\n[output]\n\
          folder = \"model\"\n"

@@ -260,6 +260,19 @@ pub enum TaskKind {
     Retrieval,
 }
 
+impl TaskKind {
+    /// Returns the name in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            TaskKind::Binary => "binary",
+            TaskKind::MultiClass => "multi_class",
+            TaskKind::Regression => "regression",
+            TaskKind::Ranking => "ranking",
+            TaskKind::Retrieval => "retrieval",
+        }
+    }
+}
+
 /// Groups whose rows are ranked together.
 #[derive(Clone, Debug, Default)]
 pub struct RankingPart {
@@ -288,6 +301,24 @@ pub enum ModelKind {
     Mf,
     /// Hidden layers for each side, and the product of their vectors.
     TwoTower,
+    /// Experts that each label mixes by a gate of its own.
+    Mmoe,
+}
+
+impl ModelKind {
+    /// Returns the name in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            ModelKind::Mlp => "mlp",
+            ModelKind::WideDeep => "wide_deep",
+            ModelKind::DeepFm => "deepfm",
+            ModelKind::DcnV2 => "dcn_v2",
+            ModelKind::Din => "din",
+            ModelKind::Mf => "mf",
+            ModelKind::TwoTower => "two_tower",
+            ModelKind::Mmoe => "mmoe",
+        }
+    }
 }
 
 /// The network.
@@ -311,7 +342,11 @@ pub struct ModelPart {
     pub cross_layers: usize,
     /// Sizes of the layers that weigh a history.
     pub attention: Vec<i64>,
-    /// Rank of their matrices.
+    /// Number of experts.
+    pub experts: usize,
+    /// Sizes of the hidden layers of each label.
+    pub tower: Vec<i64>,
+    /// Rank of the matrices of cross layers.
     pub rank: Option<i64>,
     /// Whether vectors of sides have length 1.
     pub is_cosine: bool,
@@ -433,9 +468,14 @@ impl Job {
         self.columns.iter().find(|column| column.name == name)
     }
 
-    /// Returns the label's column.
+    /// Returns the label's column, the first one of several.
     pub fn label(&self) -> Option<&ColumnPart> {
-        self.columns.iter().find(|column| column.role == Role::Label)
+        self.labels().next()
+    }
+
+    /// Returns the columns of the labels.
+    pub fn labels(&self) -> impl Iterator<Item = &ColumnPart> {
+        self.columns.iter().filter(|column| column.role == Role::Label)
     }
 
     /// Returns the column whose values name the users or the items: the first category of a side.
@@ -633,6 +673,7 @@ fn model(view: View<'_>) -> ModelPart {
         Some("din") => ModelKind::Din,
         Some("mf") => ModelKind::Mf,
         Some("two_tower") => ModelKind::TwoTower,
+        Some("mmoe") => ModelKind::Mmoe,
         _ => ModelKind::DcnV2,
     };
     ModelPart {
@@ -648,6 +689,8 @@ fn model(view: View<'_>) -> ModelPart {
         activation: view.text("activation").unwrap_or("relu").to_string(),
         cross_layers: view.count("cross_layers").unwrap_or(2) as usize,
         attention: view.ints("attention").unwrap_or_else(|| vec![32]),
+        experts: view.count("experts").unwrap_or(4) as usize,
+        tower: view.ints("tower").unwrap_or_else(|| vec![32]),
         rank: view.int("rank"),
         is_cosine: view.text("similarity") == Some("cosine"),
         temperature: view.number("temperature").unwrap_or(1.0),

@@ -1,6 +1,6 @@
 //! `fleet predict`: scores of the rows of files, by a model folder.
 
-use crate::features::Meaning;
+use crate::features::{Features, Meaning};
 use crate::keep::Kept;
 use crate::origin::{self, Origin};
 use crate::raw::format_of;
@@ -46,7 +46,7 @@ pub fn run(args: &PredictArgs, env: &Env, out: &mut Output) -> Result<(), ExitRe
     let mut model = SavedModel::open(&args.model, options)?;
     let origin = Origin::new("", env)?;
     let dataset = open(&model, &origin, &args.data, None)?;
-    let names = names(&model.features.label.meaning);
+    let names = names(&model.features);
     let mut kept = kept(&model, &origin, args, &names)?;
     let mut table = FloatTable::with_texts(&args.out, &args.keep, &names)?;
     let width = model.scores();
@@ -128,10 +128,12 @@ pub(crate) fn open(
     Ok(dataset)
 }
 
-/// Returns the names of the scores: `score`, or one for each class.
-fn names(meaning: &Meaning) -> Vec<String> {
-    match meaning {
-        Meaning::Classes(classes) => classes.iter().map(|class| format!("score_{class}")).collect(),
+/// Returns the names of the scores: `score`, or one for each class or label.
+fn names(features: &Features) -> Vec<String> {
+    let score_of = |names: &[String]| names.iter().map(|name| format!("score_{name}")).collect();
+    match &features.label.meaning {
+        Meaning::Classes(classes) => score_of(classes),
+        _ if features.has_labels() => score_of(&features.label_names()),
         _ => vec!["score".to_string()],
     }
 }

@@ -115,6 +115,7 @@ fn measure(
         ("ndcg", means.ndcg),
         ("mrr", means.mrr),
     ];
+    let values = values.into_iter().map(|(key, value)| (key.into(), value)).collect();
     Ok(Measures { rows: means.rankings as usize, values })
 }
 

@@ -223,10 +223,11 @@ impl JobReader {
             }
             let applied = self.applied.apply(&self.raw, row, &mut self.scratch, block);
             if let Err(bad) = applied.map_err(|error| error.at(&self.name))?
-                && bad != BadLabel::NotChosen
+                && bad.fault != BadLabel::NotChosen
             {
                 let place = format!("{}, row {}", self.name, number + 1);
-                self.bad.add(bad).map_err(|error| error.at(place))?;
+                let names = self.applied.label_names();
+                self.bad.add(bad.fault).map_err(|it| bad.named(it, &names).at(place))?;
             }
         }
         Ok(block.len() - before)

@@ -11,7 +11,7 @@
 //! ```
 
 use crate::check::check;
-use crate::features::{self, Applied, Features};
+use crate::features::{self, Applied, Features, Meaning};
 use crate::file;
 use crate::job::{ColumnPart, Job, Role, Side};
 use crate::lanes::Lanes;
@@ -120,7 +120,12 @@ impl SavedModel {
 
     /// Returns the number of scores of a row.
     pub fn scores(&self) -> usize {
-        self.features.label.scores()
+        self.features.scores()
+    }
+
+    /// Returns whether the label is a class.
+    pub fn has_classes(&self) -> bool {
+        matches!(self.features.label.meaning, Meaning::Classes(_))
     }
 
     /// Prepares to read the columns that the features need, from files of a format. Rows that

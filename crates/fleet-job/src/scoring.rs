@@ -1,6 +1,6 @@
 //! Scores the rows of a dataset with a saved model: the same code for reports and predictions.
 
-use crate::features::{INPUT_GROUP, INPUT_LABEL, INPUT_WEIGHT, slot_of_slice};
+use crate::features::{Features, INPUT_GROUP, INPUT_LABEL, INPUT_WEIGHT, slot_of_slice};
 use crate::saved::SavedModel;
 use fleet::data::{Batch, BatchSource, Dataset, Prefetch};
 use fleet_base::Result;
@@ -11,7 +11,8 @@ use fleet_metrics::RankedScores;
 pub struct Scored {
     /// Scores, row after row.
     pub scores: Vec<f32>,
-    /// Labels: 0 or 1, the number of a class, or a number.
+    /// Labels: 0 or 1, the number of a class, or a number. All labels of a row are beside each
+    /// other, as its scores are.
     pub labels: Vec<f32>,
     /// The weight of each row, if rows have weights.
     pub weights: Vec<f32>,
@@ -36,6 +37,19 @@ impl Scored {
         }
         let weights: Vec<f32> = rows.iter().map(|row| self.weights[*row]).collect();
         RankedScores::weighted(&scores, labels, &weights)
+    }
+
+    /// Returns the number of rows.
+    pub fn rows(&self, features: &Features) -> usize {
+        self.labels.len() / (1 + features.other_labels.len())
+    }
+
+    /// Returns scores, labels and weights of one of several labels, of some rows.
+    pub fn of_label(&self, label: usize, count: usize, rows: &[usize]) -> Scored {
+        let of = |all: &[f32]| rows.iter().map(|row| all[row * count + label]).collect();
+        let weights = rows.iter().filter_map(|row| self.weights.get(*row).copied()).collect();
+        let (scores, labels) = (of(&self.scores), of(&self.labels));
+        Scored { scores, labels, weights, ..Scored::default() }
     }
 
     /// Returns whether all scores are numbers. Those of a training that diverged are not.
@@ -94,7 +108,7 @@ impl Parts {
     fn of(model: &SavedModel) -> Parts {
         let features = &model.features;
         Parts {
-            is_class: model.scores() > 1,
+            is_class: model.has_classes(),
             has_groups: features.group.is_some(),
             has_weights: features.weight.is_some(),
         }

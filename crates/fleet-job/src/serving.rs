@@ -2,7 +2,7 @@
 //! as [`predict`](crate::predict), so that a row has the same scores, bit for bit.
 
 use crate::features::{Applied, Meaning, Scratch};
-use crate::job::{ColumnKind, ColumnPart, Job, Role};
+use crate::job::{ColumnKind, ColumnPart, Job};
 use crate::raw::{RawNames, spec};
 use crate::saved::{REPORT_FILE, SavedModel};
 use crate::version;
@@ -24,6 +24,7 @@ pub struct ServedModel {
     applied: Arc<Applied>,
     rows: RequestRows,
     classes: Vec<String>,
+    labels: Vec<String>,
     info: Value,
     version: u64,
 }
@@ -44,10 +45,11 @@ impl ServedModel {
             Meaning::Classes(classes) => classes.clone(),
             _ => Vec::new(),
         };
+        let labels = saved.features.label_names();
         let (version, info) = (saved.version.version, info(&saved, &read));
         let saved = Mutex::new(saved);
         let folder = folder.to_path_buf();
-        Ok(ServedModel { folder, saved, applied, rows, classes, info, version })
+        Ok(ServedModel { folder, saved, applied, rows, classes, labels, info, version })
     }
 
     /// Returns the version of the folder when it was read.
@@ -69,9 +71,14 @@ impl ServedModel {
         &self.classes
     }
 
+    /// Returns the names of several labels, in the order of the scores; none of a single one.
+    pub fn labels(&self) -> &[String] {
+        &self.labels
+    }
+
     /// Returns the number of scores of a row.
     pub fn width(&self) -> usize {
-        self.classes.len().max(1)
+        self.classes.len().max(self.labels.len()).max(1)
     }
 
     /// Describes the model: task, columns, version, and the measures of its report.
@@ -195,16 +202,18 @@ fn info(saved: &SavedModel, read: &[&ColumnPart]) -> Value {
         };
         json!({ "name": column.source, "kind": kind })
     });
-    let label = job.columns.iter().find(|column| column.role == Role::Label);
-    let (task, classes) = match &saved.features.label.meaning {
-        Meaning::Classes(classes) => ("multi_class", json!(classes)),
-        Meaning::Number { .. } => ("regression", Value::Null),
-        _ => ("binary", Value::Null),
+    let classes = match &saved.features.label.meaning {
+        Meaning::Classes(classes) => json!(classes),
+        _ => Value::Null,
     };
+    let labels = saved.features.label_names();
+    // Several labels have no name together.
+    let label = job.label().filter(|_| labels.is_empty());
     json!({
         "version": saved.version.version,
-        "task": task,
+        "task": job.task.name(),
         "label": label.map(|column| column.source.as_str()),
+        "labels": if labels.is_empty() { Value::Null } else { json!(labels) },
         "classes": classes,
         "columns": columns.collect::<Vec<_>>(),
         "training_rows": saved.features.rows,

@@ -24,6 +24,7 @@ use crate::threads::Threads;
 use crate::version;
 use clap::Args;
 use fleet::data::InMemoryDataset;
+use fleet::nn::Var;
 use fleet::strategy::StrategySource;
 use fleet::topology::Mode;
 use fleet::trainer::{Evaluation, Every, Goal, Pass, Position, Progress, Source, Trained};
@@ -174,7 +175,7 @@ impl TrainPlan {
         };
         out.line(format!(
             "{} with {} parameters over {}, batches of {}{workers}",
-            kind_name(&self.job),
+            self.job.model.kind.name(),
             text::count(parameters),
             text::counted(features, "feature"),
             self.job.train.batch,
@@ -217,8 +218,14 @@ impl TrainPlan {
         if self.features.weight.is_some() && self.job.task != TaskKind::Ranking {
             evaluation = evaluation.weights(features::INPUT_WEIGHT);
         }
-        if let Some([score, label]) = &outputs.area {
-            evaluation = evaluation.auc("auc", score, label);
+        let mut names = Vec::new();
+        for (name, [score, label]) in &outputs.areas {
+            let name = name.as_ref().map_or("auc".to_string(), |name| format!("auc.{name}"));
+            evaluation = evaluation.auc(&name, score, label);
+            names.push(name);
+        }
+        if names.len() > 1 {
+            evaluation = evaluation.mean_of("auc", names.iter().map(String::as_str));
         }
         if self.job.task == TaskKind::Ranking {
             let (label, group) = (features::INPUT_LABEL, features::INPUT_GROUP);
@@ -276,9 +283,14 @@ impl TrainPlan {
         };
         let report = Report {
             version: report::VERSION,
-            model: kind_name(&self.job).to_string(),
-            task: task_name(self.job.task).to_string(),
-            label: self.features.label.column.clone(),
+            model: self.job.model.kind.name().to_string(),
+            task: self.job.task.name().to_string(),
+            label: self
+                .features
+                .labels()
+                .map(|it| it.column.as_str())
+                .collect::<Vec<_>>()
+                .join(", "),
             steps: trained.step,
             rows: trained.rows,
             seconds: trained.seconds,
@@ -356,7 +368,20 @@ fn warm_features(model: &Path, own: Features) -> Result<Features> {
         features.numbers.iter().map(|number| number.column.clone()).chain(ids).collect()
     };
     let (expected, got) = (names(&own), names(&earlier));
-    if expected != got || own.label.scores() != earlier.label.scores() {
+    let is_same = |own: &Features, earlier: &Features| {
+        own.label_names() == earlier.label_names() && own.scores() == earlier.scores()
+    };
+    if expected == got && !is_same(&own, &earlier) {
+        let labels = |it: &Features| match it.has_labels() {
+            true => it.label_names().join(", "),
+            false => text::counted(it.scores(), "score"),
+        };
+        return Err(Error::invalid("the model of train.warm_start has other labels")
+            .expected(labels(&own))
+            .got(labels(&earlier))
+            .help("train from the beginning: remove train.warm_start"));
+    }
+    if expected != got {
         return Err(Error::invalid("the model of train.warm_start has other features")
             .expected(expected.join(", "))
             .got(got.join(", "))
@@ -371,18 +396,19 @@ pub(crate) struct OutputNames {
     row_loss: String,
     scores: String,
     means: Vec<(&'static str, String)>,
-    area: Option<[String; 2]>,
+    areas: Vec<(Option<String>, [String; 2])>,
     vectors: Option<[String; 2]>,
 }
 
 impl OutputNames {
     fn of(outputs: &Outputs<'_>) -> OutputNames {
+        let names = |var: Var<'_>| var.name();
         OutputNames {
             loss: outputs.loss.name(),
             row_loss: outputs.row_loss.name(),
             scores: outputs.scores.name(),
             means: outputs.means.iter().map(|(label, var)| (*label, var.name())).collect(),
-            area: outputs.area.map(|area| area.map(|var| var.name())),
+            areas: outputs.areas.iter().map(|(name, of)| (name.clone(), of.map(names))).collect(),
             vectors: outputs.vectors.map(|vectors| vectors.map(|var| var.name())),
         }
     }
@@ -465,26 +491,4 @@ fn share_of_batch(batch: usize, copies: usize) -> Result<usize> {
         .expected(format!("a multiple of {copies}"))
         .got(batch)
         .at("train.batch"))
-}
-
-fn task_name(task: TaskKind) -> &'static str {
-    match task {
-        TaskKind::Binary => "binary",
-        TaskKind::MultiClass => "multi_class",
-        TaskKind::Regression => "regression",
-        TaskKind::Ranking => "ranking",
-        TaskKind::Retrieval => "retrieval",
-    }
-}
-
-fn kind_name(job: &Job) -> &'static str {
-    match job.model.kind {
-        crate::job::ModelKind::Mlp => "mlp",
-        crate::job::ModelKind::WideDeep => "wide_deep",
-        crate::job::ModelKind::DeepFm => "deepfm",
-        crate::job::ModelKind::DcnV2 => "dcn_v2",
-        crate::job::ModelKind::Din => "din",
-        crate::job::ModelKind::Mf => "mf",
-        crate::job::ModelKind::TwoTower => "two_tower",
-    }
 }

@@ -154,6 +154,7 @@ impl Service<Request<ModelRequest>> for Model {
             version: model.version(),
             classes: model.classes().to_vec(),
             json: model.info().to_string(),
+            labels: model.labels().to_vec(),
         };
         Box::pin(std::future::ready(Ok(Response::new(answer))))
     }

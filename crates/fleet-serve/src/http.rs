@@ -176,18 +176,20 @@ async fn predict(app: &App, request: Request<Incoming>) -> Answer {
     }
 }
 
-/// Writes scores: a number for each row, or a list with a number for each class.
+/// Writes scores: a number for each row, or a list with a number for each class or label.
 fn scores_json(scores: &Scores) -> String {
     let (model, width) = (&scores.model, scores.model.width());
     let mut text = format!("{{\"version\":{},", model.version());
-    let is_class = !model.classes().is_empty();
-    if is_class {
-        let _ = write!(text, "\"classes\":{},", serde_json::json!(model.classes()));
+    let names = [("classes", model.classes()), ("labels", model.labels())];
+    let names = names.into_iter().find(|(_, names)| !names.is_empty());
+    let is_list = names.is_some();
+    if let Some((key, names)) = names {
+        let _ = write!(text, "\"{key}\":{},", serde_json::json!(names));
     }
     text.push_str("\"scores\":[");
     for (index, row) in scores.values.chunks(width).enumerate() {
         text.push_str(if index == 0 { "" } else { "," });
-        text.push_str(if is_class { "[" } else { "" });
+        text.push_str(if is_list { "[" } else { "" });
         for (index, score) in row.iter().enumerate() {
             text.push_str(if index == 0 { "" } else { "," });
             let _ = match score.is_finite() {
@@ -196,7 +198,7 @@ fn scores_json(scores: &Scores) -> String {
                 false => write!(text, "null"),
             };
         }
-        text.push_str(if is_class { "]" } else { "" });
+        text.push_str(if is_list { "]" } else { "" });
     }
     text.push_str("]}\n");
     text

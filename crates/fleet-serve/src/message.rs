@@ -45,7 +45,7 @@ pub struct PredictAnswer {
     /// Scores, row after row.
     #[prost(float, repeated, tag = "1")]
     pub scores: Vec<f32>,
-    /// 1, or the number of classes.
+    /// 1, or the number of classes or labels.
     #[prost(uint32, tag = "2")]
     pub scores_per_row: u32,
     /// Version of the model.
@@ -69,6 +69,9 @@ pub struct ModelAnswer {
     /// Task, columns and report, as `GET /v1/model` returns them.
     #[prost(string, tag = "3")]
     pub json: String,
+    /// Of a model with several labels, in the order of the scores.
+    #[prost(string, repeated, tag = "4")]
+    pub labels: Vec<String>,
 }
 
 impl PredictRequest {

@@ -1,7 +1,7 @@
 //! Turns raw columns into the slots that the model's inputs are filled from.
 
 use super::ids::{Index, cross_hash};
-use super::label::{BadLabel, Meaning};
+use super::label::{BadLabel, BadRow, Meaning};
 use super::{Choices, Features, Ids, TableSize};
 use crate::raw::RawNames;
 use fleet_base::{Error, Result};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub const INPUT_NUMBERS: &str = "numbers";
 /// Input with the factor of each feature of several ids: 1 divided by their number, or 1.
 pub const INPUT_SCALES: &str = "scales";
-/// Input with the label.
+/// Input with the label, or with all of several labels.
 pub const INPUT_LABEL: &str = "label";
 /// Input with 1 for each further level of the label that the number is at or above, else 0.
 pub const INPUT_LEVELS: &str = "levels";
@@ -68,8 +68,8 @@ struct IdsAt {
 
 /// Label, weight and slices.
 struct Target {
-    /// `None` if the job has no label.
-    label: Option<usize>,
+    /// Places of the labels; none if the job has no label.
+    labels: Vec<usize>,
     class_hashes: Vec<u64>,
     other_levels: Vec<f32>,
     group: Option<usize>,
@@ -85,6 +85,7 @@ struct Target {
 pub struct Scratch {
     floats: Vec<f32>,
     ids: Vec<i64>,
+    labels: Vec<f32>,
 }
 
 impl Applied {
@@ -167,6 +168,11 @@ impl Applied {
         raw.column(at).ids(row)?.first().copied()
     }
 
+    /// Returns the names of several labels.
+    pub fn label_names(&self) -> Vec<String> {
+        self.features.label_names()
+    }
+
     /// Returns the slot of the groups.
     pub fn group_slot(&self) -> Option<&'static str> {
         self.target.as_ref()?.group.map(|_| INPUT_GROUP)
@@ -179,25 +185,20 @@ impl Applied {
         row: usize,
         scratch: &mut Scratch,
         out: &mut Block,
-    ) -> Result<Result<(), BadLabel>> {
+    ) -> Result<Result<(), BadRow>> {
         if let Some(target) = &self.target {
             if target.group.is_some() && self.group(raw, row).is_none() {
-                return Ok(Err(BadLabel::NoGroup));
+                return Ok(Err(BadLabel::NoGroup.into()));
             }
-            let label = match target.label {
-                Some(at) => self.features.label.value(&target.class_hashes, raw.column(at), row),
-                None => Ok(1.0),
-            };
-            let label = match label {
-                Ok(label) => label,
-                Err(bad) => return Ok(Err(bad)),
-            };
-            if let Some(choice) = &target.choice
-                && let Err(bad) = choice.check(label, raw, row)
-            {
+            if let Err(bad) = target.read_labels(&self.features, raw, row, &mut scratch.labels) {
                 return Ok(Err(bad));
             }
-            self.push_target(target, label, raw, row, out)?;
+            if let Some(choice) = &target.choice
+                && let Err(bad) = choice.check(&scratch.labels, raw, row)
+            {
+                return Ok(Err(bad.into()));
+            }
+            self.push_target(target, &scratch.labels, raw, row, out)?;
         }
         self.push_numbers(raw, row, scratch, out)?;
         for (slot, features) in &self.single {
@@ -270,19 +271,19 @@ impl Applied {
     fn push_target(
         &self,
         target: &Target,
-        label: f32,
+        labels: &[f32],
         raw: &Block,
         row: usize,
         out: &mut Block,
     ) -> Result<()> {
         let mut slot = target.slot;
         match target.class_hashes.is_empty() {
-            true => out.push_floats(slot, &[label])?,
-            false => out.push_ids(slot, &[label as i64])?,
+            true => out.push_floats(slot, labels)?,
+            false => out.push_ids(slot, &[labels.first().map_or(0, |label| *label as i64)])?,
         }
         if !target.other_levels.is_empty() {
             slot += 1;
-            let values = target.label.and_then(|at| raw.column(at).floats(row));
+            let values = target.labels.first().and_then(|at| raw.column(*at).floats(row));
             let values = values.unwrap_or_default();
             let value = values.first().copied().unwrap_or(f32::NAN);
             let reached = target.other_levels.iter().map(|level| value >= *level);
@@ -375,8 +376,8 @@ impl ChoiceAt {
         first_id(raw, self.item, row)
     }
 
-    fn check(&self, label: f32, raw: &Block, row: usize) -> Result<(), BadLabel> {
-        if label == 0.0 {
+    fn check(&self, labels: &[f32], raw: &Block, row: usize) -> Result<(), BadLabel> {
+        if labels.contains(&0.0) {
             return Err(BadLabel::NotChosen);
         }
         match self.user_of(raw, row) == 0 || self.item_of(raw, row) == 0 {
@@ -403,7 +404,7 @@ impl Target {
         let slot = slots.len();
         let class_hashes = features.label.class_hashes();
         slots.push(match class_hashes.is_empty() {
-            true => Slot::dense_floats(INPUT_LABEL, [1]),
+            true => Slot::dense_floats(INPUT_LABEL, [1 + features.other_labels.len()]),
             false => Slot::dense_ids(INPUT_LABEL, [1]),
         });
         let other_levels = features.label.other_levels();
@@ -432,10 +433,27 @@ impl Target {
             slices.push(raw.index(&slice.column)?);
             slots.push(Slot::dense_ids(slot_of_slice(index), [1]));
         }
-        let label = match features.label.meaning {
-            Meaning::Always => None,
-            _ => Some(raw.index(&features.label.column)?),
-        };
-        Ok(Target { label, class_hashes, other_levels, group, choice, weight, slices, slot })
+        let read = features.labels().filter(|label| label.meaning != Meaning::Always);
+        let labels: Result<Vec<usize>> = read.map(|label| raw.index(&label.column)).collect();
+        let labels = labels?;
+        Ok(Target { labels, class_hashes, other_levels, group, choice, weight, slices, slot })
+    }
+    /// Reads the labels of a row: 1 if the job has none.
+    fn read_labels(
+        &self,
+        features: &Features,
+        raw: &Block,
+        row: usize,
+        values: &mut Vec<f32>,
+    ) -> Result<(), BadRow> {
+        values.clear();
+        for (number, (label, at)) in features.labels().zip(&self.labels).enumerate() {
+            let value = label.value(&self.class_hashes, raw.column(*at), row);
+            values.push(value.map_err(|fault| BadRow { fault, label: number })?);
+        }
+        if values.is_empty() {
+            values.push(1.0);
+        }
+        Ok(())
     }
 }

@@ -2,7 +2,8 @@
 
 use super::apply::first_id;
 use super::ids::{ByHash, Ids, IdsFit, Lookup, cross_hash};
-use super::label::{BadLabel, Label, Meaning};
+use super::label::{BadLabel, BadRow, Label, Meaning};
+use super::label_fit::LabelFit;
 use super::number::{Number, NumberFit};
 use super::{Choices, Features, Group, Slice};
 use crate::job::{ColumnKind, ColumnPart, Job, Role, Side, TaskKind};
@@ -13,14 +14,9 @@ use fleet_metrics::Auc;
 
 /// Counts and moments of the training rows.
 pub struct Fit {
-    label: Label,
-    /// `None` if the job has no label.
-    label_at: Option<usize>,
-    class_hashes: Vec<u64>,
-    /// Labels of a binary or multi_class task, by value; of a regression, count, mean and sum of
-    /// squared differences.
-    classes: Vec<u64>,
-    moments: (u64, f64, f64),
+    labels: Vec<LabelFit>,
+    /// Values of the labels of a row.
+    values: Vec<f32>,
     weight: Option<String>,
     group: Option<(usize, Group)>,
     choice: Option<ChoiceFit>,
@@ -31,7 +27,6 @@ pub struct Fit {
     rows: u64,
     /// The first rows, for findings that need pairs of values.
     first: Block,
-    first_labels: Vec<f32>,
 }
 
 struct IdsColumn {
@@ -88,11 +83,15 @@ impl Fit {
     /// Creates a fit of a job's features over blocks with these columns.
     pub fn new(job: &Job, raw: &RawNames, empty: Block) -> Result<Fit> {
         let no_label = || Error::internal("the job has no label");
-        let (label, label_at) = match (job.label(), job.task) {
-            (Some(column), task) => (Label::of(column, task), Some(raw.index(&column.name)?)),
-            (None, TaskKind::Retrieval) => (Label::always(), None),
-            (None, _) => return Err(no_label()),
+        let label = |column: &ColumnPart| {
+            Ok(LabelFit::new(Label::of(column, job.task), Some(raw.index(&column.name)?)))
         };
+        let mut labels: Vec<LabelFit> = job.labels().map(label).collect::<Result<_>>()?;
+        match job.task {
+            _ if !labels.is_empty() => {}
+            TaskKind::Retrieval => labels.push(LabelFit::new(Label::always(), None)),
+            _ => return Err(no_label()),
+        }
         let features = |kinds: &[ColumnKind]| -> Vec<&ColumnPart> {
             let is = |it: &&ColumnPart| it.role == Role::Feature && kinds.contains(&it.kind);
             job.columns.iter().filter(is).collect()
@@ -133,10 +132,8 @@ impl Fit {
         }
         let weight = job.columns.iter().find(|column| column.role == Role::Weight);
         Ok(Fit {
-            label_at,
-            class_hashes: label.class_hashes(),
-            classes: vec![0; label.scores().max(2)],
-            moments: (0, 0.0, 0.0),
+            labels,
+            values: Vec::new(),
             weight: weight.map(|column| column.name.clone()),
             group: match (&job.ranking.group, job.task) {
                 (Some(column), TaskKind::Ranking) => {
@@ -146,38 +143,39 @@ impl Fit {
                 _ => None,
             },
             choice: choice_of(job, raw)?,
-            label,
             numbers,
             ids,
             slices,
             dim: job.model.dim,
             rows: 0,
             first: empty,
-            first_labels: Vec::new(),
         })
     }
 
     /// Adds a training row. Fails if its label cannot be used; the row then has no effect.
-    pub fn add(&mut self, block: &Block, row: usize) -> Result<(), BadLabel> {
+    pub fn add(&mut self, block: &Block, row: usize) -> Result<(), BadRow> {
         if let Some((at, _)) = &self.group
             && block.column(*at).ids(row).is_none_or(<[i64]>::is_empty)
         {
-            return Err(BadLabel::NoGroup);
+            return Err(BadLabel::NoGroup.into());
         }
-        let label = match self.label_at {
-            Some(at) => self.label.value(&self.class_hashes, block.column(at), row)?,
-            None => 1.0,
-        };
+        self.values.clear();
+        for (label, fit) in self.labels.iter().enumerate() {
+            let value = fit.value(block, row).map_err(|fault| BadRow { fault, label })?;
+            self.values.push(value);
+        }
         if let Some(choice) = &self.choice {
-            if label == 0.0 {
-                return Err(BadLabel::NotChosen);
+            if self.values.contains(&0.0) {
+                return Err(BadLabel::NotChosen.into());
             }
             if choice.places.iter().any(|at| first_id(block, *at, row) == 0) {
-                return Err(BadLabel::NoChoice);
+                return Err(BadLabel::NoChoice.into());
             }
         }
         self.rows += 1;
-        self.add_label(label);
+        for (fit, value) in self.labels.iter_mut().zip(&self.values) {
+            fit.add(*value);
+        }
         for (at, _, fit) in &mut self.numbers {
             let value = block.column(*at).floats(row).and_then(|values| values.first());
             fit.add(value.copied().unwrap_or(f32::NAN));
@@ -191,22 +189,12 @@ impl Fit {
         for (at, _, fit) in &mut self.slices {
             add_ids(fit, block, *at, row);
         }
-        if self.first_labels.len() < FIRST_ROWS && self.first.append(block, row..row + 1).is_ok() {
-            self.first_labels.push(label);
+        if self.first.len() < FIRST_ROWS && self.first.append(block, row..row + 1).is_ok() {
+            for (fit, value) in self.labels.iter_mut().zip(&self.values) {
+                fit.first.push(*value);
+            }
         }
         Ok(())
-    }
-
-    fn add_label(&mut self, label: f32) {
-        if let Meaning::Number { .. } | Meaning::Grade = self.label.meaning {
-            let (count, mean, squares) = &mut self.moments;
-            *count += 1;
-            let difference = f64::from(label) - *mean;
-            *mean += difference / *count as f64;
-            *squares += difference * (f64::from(label) - *mean);
-        } else if let Some(count) = self.classes.get_mut(label as usize) {
-            *count += 1;
-        }
     }
 
     /// Returns what the training rows show about the job.
@@ -219,16 +207,18 @@ impl Fit {
                 found.push(all_missing(path));
             } else if fit.is_constant() && self.rows > 1 {
                 found.push(warning(path, "all values are the same", "remove the column"));
-            } else if let Some(auc) = self.leak_of_number(*at) {
-                found.push(leak(path, auc));
+            } else {
+                let leaks = self.labels.iter().filter_map(|label| self.leak_of_number(label, *at));
+                found.extend(leaks.map(|it| leak(&path, it)));
             }
         }
         for ids in self.ids.iter().filter(|ids| ids.at.len() == 1) {
             let path = format!("columns.{}", ids.name);
             if self.rows > 0 && ids.fit.is_missing() {
                 found.push(all_missing(path));
-            } else if let Some(auc) = ids.at[0].and_then(|at| self.leak_of_category(at)) {
-                found.push(leak(path, auc));
+            } else if let Some(at) = ids.at[0] {
+                let leaks = self.labels.iter().filter_map(|label| self.leak_of_category(label, at));
+                found.extend(leaks.map(|it| leak(&path, it)));
             }
         }
         for ids in self.ids.iter().filter(|ids| ids.fit.is_full()) {
@@ -244,7 +234,6 @@ impl Fit {
     }
 
     fn label_findings(&self, found: &mut Vec<Finding>) {
-        let path = format!("columns.{}", self.label.column);
         if self.rows == 0 {
             let message = "no training row is left";
             let help = "check data.train, and the shares of validation and test";
@@ -254,12 +243,9 @@ impl Fit {
         if self.choice.is_some() {
             return;
         }
-        let is_constant = match self.label.meaning {
-            Meaning::Number { .. } | Meaning::Grade => self.moments.2 == 0.0,
-            _ => self.classes.iter().filter(|count| **count > 0).count() < 2,
-        };
-        if is_constant {
-            let help = match self.label.meaning {
+        for fit in self.labels.iter().filter(|fit| fit.is_constant()) {
+            let path = format!("columns.{}", fit.label.column);
+            let help = match fit.label.meaning {
                 Meaning::Category { .. } | Meaning::Equal(_) => {
                     "check `positive`, the value that means 1, and the files of data.train"
                 }
@@ -271,12 +257,11 @@ impl Fit {
     }
 
     /// Returns the area under the curve of a number, if it nearly equals the label.
-    fn leak_of_number(&self, at: usize) -> Option<f64> {
-        let rows = self.first_labels.len();
+    fn leak_of_number(&self, label: &LabelFit, at: usize) -> Option<Leak> {
         let column = self.first.column(at);
         let value = |row: usize| column.floats(row).and_then(|values| values.first()).copied();
-        let mut order: Vec<(f32, f32)> = (0..rows)
-            .filter_map(|row| Some((value(row)?, self.first_labels[row])))
+        let mut order: Vec<(f32, f32)> = (0..label.first.len())
+            .filter_map(|row| Some((value(row)?, label.first[row])))
             .filter(|(value, _)| !value.is_nan())
             .collect();
         order.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -289,54 +274,50 @@ impl Fit {
             }
             scores.push(first as f32 / order.len() as f32);
         }
-        let labels: Vec<f32> = order.iter().map(|(_, label)| *label).collect();
-        self.leak_of(&scores, &labels)
+        let values: Vec<f32> = order.iter().map(|(_, label)| *label).collect();
+        self.leak_of(label, &scores, &values)
     }
 
     /// Returns the area under the curve of a category's mean label, if it nearly equals the label.
     /// Categories with few rows each tell nothing: each would have its own label.
-    fn leak_of_category(&self, at: usize) -> Option<f64> {
-        let rows = self.first_labels.len();
+    fn leak_of_category(&self, label: &LabelFit, at: usize) -> Option<Leak> {
+        let rows = label.first.len();
         let column = self.first.column(at);
         let hash =
             |row: usize| column.ids(row).and_then(|ids| ids.first()).map_or(0, |id| *id as u64);
         let mut means: ByHash<(f32, f32)> = ByHash::default();
         for row in 0..rows {
             let mean = means.entry(hash(row)).or_default();
-            *mean = (mean.0 + self.first_labels[row], mean.1 + 1.0);
+            *mean = (mean.0 + label.first[row], mean.1 + 1.0);
         }
         if means.len() * 50 > rows {
             return None;
         }
         let score = |row| means.get(&hash(row)).map_or(0.0, |(sum, count)| sum / count);
         let scores: Vec<f32> = (0..rows).map(score).collect();
-        self.leak_of(&scores, &self.first_labels)
+        self.leak_of(label, &scores, &label.first)
     }
 
-    fn leak_of(&self, scores: &[f32], labels: &[f32]) -> Option<f64> {
+    fn leak_of(&self, label: &LabelFit, scores: &[f32], values: &[f32]) -> Option<Leak> {
         let is_binary = !matches!(
-            self.label.meaning,
+            label.label.meaning,
             Meaning::Classes(_) | Meaning::Number { .. } | Meaning::Grade | Meaning::Always
         ) && self.choice.is_none();
         if !is_binary || scores.len() < LEAK_ROWS {
             return None;
         }
         let mut auc = Auc::new(LEAK_BUCKETS).ok()?;
-        auc.add(scores, labels).ok()?;
+        auc.add(scores, values).ok()?;
         let value = auc.value();
         let either = value.max(1.0 - value);
-        (either > LEAK_AUC).then_some(either)
+        let name = (self.labels.len() > 1).then(|| label.label.column.clone());
+        (either > LEAK_AUC).then_some(Leak { auc: either, label: name })
     }
 
     /// Returns the fitted features.
     pub fn finish(self, texts: Option<&TextDictionary>) -> Features {
-        let mut label = self.label;
-        if let Meaning::Number { mean, deviation } = &mut label.meaning {
-            let (count, found, squares) = self.moments;
-            *mean = found as f32;
-            let found = (squares / count.max(1) as f64).sqrt() as f32;
-            *deviation = if found > 0.0 { found } else { 1.0 };
-        }
+        let mut labels = self.labels.into_iter().map(LabelFit::finish);
+        let label = labels.next().unwrap_or_else(Label::always);
         let dim = self.dim;
         let choices = self.choice.map(|ChoiceFit { names: [user, item], at, .. }| {
             let fit = self.ids.iter().find(|ids| ids.name == item).map(|ids| &ids.fit);
@@ -359,6 +340,7 @@ impl Fit {
             numbers,
             ids: ids.map(|it| it.finish(dim)).collect(),
             label,
+            other_labels: labels.collect(),
             weight: self.weight,
             group: self.group.map(|(_, group)| group),
             choices,
@@ -403,8 +385,16 @@ fn all_missing(path: String) -> Finding {
     Finding { is_error: true, ..warning(path, "all values are missing", help) }
 }
 
-fn leak(path: String, auc: f64) -> Finding {
-    let message = format!("the feature alone predicts the label (AUC {auc:.4})");
+/// A feature that nearly equals a label.
+struct Leak {
+    auc: f64,
+    /// The label, if there are several.
+    label: Option<String>,
+}
+
+fn leak(path: &str, found: Leak) -> Finding {
+    let label = found.label.map_or("the label".to_string(), |name| format!("the label '{name}'"));
+    let message = format!("the feature alone predicts {label} (AUC {:.4})", found.auc);
     let help = "remove it if it is known only after the label; otherwise ignore this warning";
-    warning(path, &message, help)
+    warning(path.to_string(), &message, help)
 }

@@ -1,6 +1,7 @@
 //! The label: what a raw value means to the task.
 
 use crate::job::{ColumnKind, ColumnPart, TaskKind};
+use fleet_base::Error;
 use fleet_data::{Column, category_hash};
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +66,31 @@ pub enum BadLabel {
     NoChoice,
     /// The user did not choose the item. This is no fault: the row is left out silently.
     NotChosen,
+}
+
+/// A row whose label cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadRow {
+    /// The fault.
+    pub fault: BadLabel,
+    /// Which one of several labels has it.
+    pub label: usize,
+}
+
+impl BadRow {
+    /// Adds the label that has the fault to an error, if there are several.
+    pub fn named(self, error: Error, names: &[impl AsRef<str>]) -> Error {
+        match names.get(self.label).filter(|_| names.len() > 1) {
+            Some(name) => error.at(format!("columns.{}", name.as_ref())),
+            None => error,
+        }
+    }
+}
+
+impl From<BadLabel> for BadRow {
+    fn from(fault: BadLabel) -> BadRow {
+        BadRow { fault, label: 0 }
+    }
 }
 
 impl BadLabel {

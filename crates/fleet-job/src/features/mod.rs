@@ -9,6 +9,7 @@ mod apply;
 mod fit;
 mod ids;
 mod label;
+mod label_fit;
 mod number;
 mod onnx;
 mod save;
@@ -20,7 +21,7 @@ pub use apply::{
 };
 pub use fit::{Finding, Fit};
 pub use ids::{Ids, mixed};
-pub use label::{BadLabel, Label, Meaning};
+pub use label::{BadLabel, BadRow, Label, Meaning};
 pub use number::{Encoding, Number};
 pub use save::{load, save};
 
@@ -33,8 +34,11 @@ pub struct Features {
     pub numbers: Vec<Number>,
     /// Categories, then crosses, in the order of the job file.
     pub ids: Vec<Ids>,
-    /// The label.
+    /// The label, the first one of several.
     pub label: Label,
+    /// The other labels, in the order of the job file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_labels: Vec<Label>,
     /// Column of the weight.
     pub weight: Option<String>,
     /// Groups of a ranking.
@@ -90,6 +94,27 @@ pub struct TableSize {
 }
 
 impl Features {
+    /// Returns the labels.
+    pub fn labels(&self) -> impl Iterator<Item = &Label> {
+        std::iter::once(&self.label).chain(&self.other_labels)
+    }
+
+    /// Returns whether a row has several labels.
+    pub fn has_labels(&self) -> bool {
+        !self.other_labels.is_empty()
+    }
+
+    /// Returns the names of several labels, in the order of the scores; none of a single one.
+    pub fn label_names(&self) -> Vec<String> {
+        let names = self.labels().map(|label| label.column.clone());
+        names.filter(|_| self.has_labels()).collect()
+    }
+
+    /// Returns the number of scores of a row: one for each class, or for each label.
+    pub fn scores(&self) -> usize {
+        self.labels().map(Label::scores).sum()
+    }
+
     /// Returns the number of values in the input of numbers: one for each number, and one for each
     /// that can be missing.
     pub fn number_width(&self) -> usize {

@@ -51,7 +51,7 @@ impl<'n> Inputs<'n> {
             inputs.numbers = Some(numbers);
             inputs.encode(features, numbers);
         }
-        let outputs = features.label.scores() as i64;
+        let outputs = features.scores() as i64;
         inputs.look_up(features, job, place, has_linear.then_some(outputs));
         inputs
     }

@@ -2,9 +2,10 @@
 //!
 //! `inputs.rs` makes vectors of the features, `networks.rs` has the networks over them, and
 //! `output.rs` the loss and the scores of a task; `ranking.rs` has those of rows in groups,
-//! `retrieval.rs` those of choices among all items.
+//! `retrieval.rs` those of choices among all items. `mmoe.rs` has the network of several labels.
 
 mod inputs;
+mod mmoe;
 mod networks;
 mod output;
 mod ranking;
@@ -37,7 +38,7 @@ pub fn build<'n>(net: &'n Net, features: &Features, job: &Job, place: TablePlace
         _ => None,
     };
     let Some(vectors) = towers else {
-        let raw = networks::network(net, &inputs, job, features.label.scores() as i64);
+        let raw = networks::network(net, &inputs, job, features.scores() as i64);
         return task_outputs(net, raw, features, job);
     };
     let outputs = match features.choices {

@@ -1,6 +1,7 @@
 //! The networks over the features.
 
 use super::inputs::{Inputs, width};
+use super::mmoe;
 use crate::features::Features;
 use crate::job::{Job, ModelKind, ModelPart, Side};
 use fleet::DType;
@@ -18,6 +19,9 @@ pub fn network<'n>(net: &'n Net, inputs: &Inputs<'n>, job: &Job, outputs: i64) -
     match model.kind {
         ModelKind::Mlp | ModelKind::Din | ModelKind::TwoTower => {
             hidden(inputs.flat(), model).fc(Fc::new(outputs).name("output"))
+        }
+        ModelKind::Mmoe => {
+            mmoe::network(net, with_input_dropout(inputs.flat(), model), model, outputs)
         }
         ModelKind::WideDeep => {
             let deep = hidden(inputs.flat(), model).fc(Fc::new(outputs).name("output"));
@@ -113,13 +117,23 @@ fn hidden<'n>(x: Var<'n>, model: &ModelPart) -> Var<'n> {
 }
 
 /// The hidden layers, with a start of their names.
-fn hidden_of<'n>(mut x: Var<'n>, model: &ModelPart, name: &str) -> Var<'n> {
-    if !model.hidden.is_empty() && model.input_dropout > 0.0 {
-        x = x.dropout(model.input_dropout);
+fn hidden_of<'n>(x: Var<'n>, model: &ModelPart, name: &str) -> Var<'n> {
+    layers(with_input_dropout(x, model), model, &model.hidden, name)
+}
+
+/// Drops some of the inputs of the hidden layers.
+fn with_input_dropout<'n>(x: Var<'n>, model: &ModelPart) -> Var<'n> {
+    match !model.hidden.is_empty() && model.input_dropout > 0.0 {
+        true => x.dropout(model.input_dropout),
+        false => x,
     }
+}
+
+/// Layers of these sizes, with the activation, dropout and normalization of hidden layers.
+pub fn layers<'n>(mut x: Var<'n>, model: &ModelPart, sizes: &[i64], name: &str) -> Var<'n> {
     // The schema lists the same names.
     let act: Act = model.activation.parse().unwrap_or(Act::Relu);
-    for (index, size) in model.hidden.iter().enumerate() {
+    for (index, size) in sizes.iter().enumerate() {
         let layer = Fc::new(*size).name(format!("{name}hidden_{index}"));
         x = match model.has_batch_norm {
             true => {

@@ -14,16 +14,25 @@ pub struct Outputs<'n> {
     pub scores: Var<'n>,
     /// Further values that a validation takes the mean of: label and variable.
     pub means: Vec<(&'static str, Var<'n>)>,
-    /// Numbers between 0 and 1, and labels 0 or 1, of which a validation takes the AUC.
-    pub area: Option<[Var<'n>; 2]>,
+    /// Numbers between 0 and 1, and labels 0 or 1, of which a validation takes the AUC: of one
+    /// label without a name, or of several with theirs.
+    pub areas: Vec<(Option<String>, [Var<'n>; 2])>,
     /// The vectors of user and item, `[batch, dim]`, of a model with two towers.
     pub vectors: Option<[Var<'n>; 2]>,
 }
 
 /// Adds loss and scores to the raw outputs.
 pub fn outputs<'n>(net: &'n Net, raw: Var<'n>, features: &Features) -> Outputs<'n> {
-    let (mut means, mut area) = (Vec::new(), None);
+    let (mut means, mut areas) = (Vec::new(), Vec::new());
     let (row_loss, scores) = match &features.label.meaning {
+        _ if features.has_labels() => {
+            let labels = net.data(INPUT_LABEL, [-1, features.scores() as i64], DType::F32);
+            let scores = raw.sigmoid();
+            let of = |all: Var<'n>, at: i64| all.slice([1], [at], [at + 1]);
+            let names = features.label_names().into_iter().map(Some);
+            areas.extend(names.zip(0..).map(|(name, at)| (name, [of(scores, at), of(labels, at)])));
+            (raw.sigmoid_cross_entropy_with_logits(labels).reduce_mean([1], true), scores)
+        }
         Meaning::Classes(_) => {
             let label = net.data(INPUT_LABEL, [-1, 1], DType::I64);
             means.push(match features.weight {
@@ -42,9 +51,10 @@ pub fn outputs<'n>(net: &'n Net, raw: Var<'n>, features: &Features) -> Outputs<'
             let label = net.data(INPUT_LABEL, [-1, 1], DType::F32);
             let scores = raw.scale(deviation, mean);
             means.push(("mse", (scores - label).square()));
-            area = features.label.at_least.map(|least| {
-                [raw.sigmoid(), label.greater_equal(f64::from(least)).cast(DType::F32)]
-            });
+            areas.extend(features.label.at_least.map(|least| {
+                let reached = label.greater_equal(f64::from(least)).cast(DType::F32);
+                (None, [raw.sigmoid(), reached])
+            }));
             let scaled = label.scale(1.0 / deviation, -mean / deviation);
             ((raw - scaled).square(), scores)
         }
@@ -52,7 +62,7 @@ pub fn outputs<'n>(net: &'n Net, raw: Var<'n>, features: &Features) -> Outputs<'
             let label = net.data(INPUT_LABEL, [-1, 1], DType::F32);
             let loss = raw.sigmoid_cross_entropy_with_logits(label);
             let scores = raw.sigmoid();
-            area = Some([scores, label]);
+            areas.push((None, [scores, label]));
             (ordinal_loss(net, raw, &features.label, loss), scores)
         }
     };
@@ -60,7 +70,7 @@ pub fn outputs<'n>(net: &'n Net, raw: Var<'n>, features: &Features) -> Outputs<'
         Some(_) => row_loss * net.data(INPUT_WEIGHT, [-1, 1], DType::F32),
         None => row_loss,
     };
-    Outputs { loss: weighted.mean(), row_loss, scores, means, area, vectors: None }
+    Outputs { loss: weighted.mean(), row_loss, scores, means, areas, vectors: None }
 }
 
 /// The mean loss of predicting whether the label is at or above each level, if it has levels: those

@@ -27,7 +27,7 @@ pub fn outputs<'n>(
         row_loss: loss,
         scores: raw.scale(1.0, 0.0),
         means: Vec::new(),
-        area: None,
+        areas: Vec::new(),
         vectors: None,
     }
 }

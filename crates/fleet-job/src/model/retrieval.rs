@@ -38,7 +38,7 @@ pub fn outputs<'n>(
         row_loss,
         scores,
         means: Vec::new(),
-        area: None,
+        areas: Vec::new(),
         vectors: None,
     }
 }

@@ -117,7 +117,7 @@ fn scored(model: &mut SavedModel, applied: &Arc<Applied>, raw: &Block) -> Result
     let mut scratch = Scratch::default();
     for row in 0..raw.len() {
         if let Err(bad) = applied.apply(raw, row, &mut scratch, &mut block)? {
-            return Err(Error::internal(bad.text()));
+            return Err(Error::internal(bad.fault.text()));
         }
     }
     let mut batch = Batch::new(&applied.layout(false)?);

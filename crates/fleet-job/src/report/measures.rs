@@ -1,9 +1,10 @@
 //! Measures of scores: single numbers over all rows, or over those of a slice.
 
-use super::{Cell, Table, finite};
+use super::{Cell, Table, finite, labels};
 use crate::features::{Features, Label, Meaning, Slice};
 use crate::scoring::Scored;
 use fleet_metrics::{Ranking, RankingMeans};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Labels of the measures, in the order in which they are shown.
@@ -33,7 +34,7 @@ pub struct Measures {
     /// Number of rows.
     pub rows: usize,
     /// Keys and values.
-    pub values: Vec<(&'static str, f64)>,
+    pub values: Vec<(Cow<'static, str>, f64)>,
 }
 
 impl Measures {
@@ -52,7 +53,7 @@ impl Measures {
 
 /// Measures all rows.
 pub fn all(scored: &Scored, features: &Features) -> Measures {
-    let rows: Vec<usize> = (0..scored.labels.len()).collect();
+    let rows: Vec<usize> = (0..scored.rows(features)).collect();
     measures(scored, &rows, features)
 }
 
@@ -64,8 +65,7 @@ pub fn slice_table(
     features: &Features,
     all: &Measures,
 ) -> Table {
-    let label = |key: &str| LABELS.iter().find(|(known, _)| *known == key).map(|(_, it)| *it);
-    let names = all.values.iter().map(|(key, _)| label(key).unwrap_or(key).to_string());
+    let names = all.values.iter().map(|(key, _)| label_of(key).to_string());
     let mut by_value = vec![Vec::new(); slice.values.len()];
     for (row, value) in values.iter().enumerate() {
         if let Some(rows) = usize::try_from(*value).ok().and_then(|at| by_value.get_mut(at)) {
@@ -88,7 +88,15 @@ pub fn slice_table(
     }
 }
 
+/// Returns the label of a measure.
+pub fn label_of(key: &str) -> &str {
+    LABELS.iter().find(|(known, _)| *known == key).map_or(key, |(_, label)| label)
+}
+
 fn measures(scored: &Scored, rows: &[usize], features: &Features) -> Measures {
+    if features.has_labels() {
+        return labels::measures(scored, rows, features);
+    }
     let label = &features.label;
     let values = match (&features.group, &label.meaning) {
         (Some(group), _) => of_rankings(scored, rows, group.at),
@@ -96,6 +104,7 @@ fn measures(scored: &Scored, rows: &[usize], features: &Features) -> Measures {
         (None, Meaning::Number { .. }) => of_numbers(scored, rows, label),
         (None, _) => of_chances(scored, rows),
     };
+    let values = values.into_iter().map(|(key, value)| (key.into(), value)).collect();
     Measures { rows: rows.len(), values }
 }
 
@@ -159,7 +168,7 @@ fn of_numbers(scored: &Scored, rows: &[usize], of: &Label) -> Vec<(&'static str,
     values
 }
 
-fn of_chances(scored: &Scored, rows: &[usize]) -> Vec<(&'static str, f64)> {
+pub fn of_chances(scored: &Scored, rows: &[usize]) -> Vec<(&'static str, f64)> {
     let label = |row: usize| f64::from(scored.labels[row]);
     let score = |row: usize| f64::from(scored.scores[row]);
     let chance = |row: usize| if label(row) > 0.5 { score(row) } else { 1.0 - score(row) };

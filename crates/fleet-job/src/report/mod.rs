@@ -2,7 +2,7 @@
 //!
 //! A report consists of measures, tables and charts, each with a name of its own. The terminal and
 //! the HTML page show all of them alike, so a task adds what suits it in a file of its own
-//! (`binary.rs`, `classes.rs`, `regression.rs`).
+//! (`binary.rs`, `classes.rs`, `regression.rs`, `labels.rs`).
 //!
 //! [`measure`] scores the rows of a part with a saved model, in one process and with the code of
 //! `fleet predict`. The numbers of ranks and servers that trained the model do not change it.
@@ -13,6 +13,7 @@ mod classes;
 mod command;
 mod html;
 mod importance;
+mod labels;
 mod measures;
 mod regression;
 mod training;
@@ -299,7 +300,8 @@ pub fn measure(
     if scored.labels.is_empty() || !scored.is_finite() {
         return Ok(measured);
     }
-    let importance = importance::importance(model, data, applied, part, scored.labels.len())?;
+    let rows = scored.rows(&model.features);
+    let importance = importance::importance(model, data, applied, part, rows)?;
     measured.tables.insert(measured.tables.len().min(1), importance);
     Ok(measured)
 }
@@ -312,6 +314,7 @@ fn of_scores(name: &str, scored: &Scored, model: &SavedModel) -> Result<Measured
         _ if !scored.is_finite() || features.group.is_some() => (Vec::new(), Vec::new()),
         Meaning::Classes(classes) => classes::parts(scored, classes)?,
         Meaning::Number { .. } => regression::parts(scored),
+        _ if features.has_labels() => labels::parts(scored, features)?,
         _ => binary::parts(scored)?,
     };
     for (slice, values) in features.slices.iter().zip(&scored.slices) {

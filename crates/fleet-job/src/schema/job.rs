@@ -30,6 +30,8 @@ const SIZES: Kind = Kind::List(&SIZE, 0);
 const SIZE_MAX: i64 = 65_536;
 /// Largest number of hash buckets of a feature.
 const BUCKETS_MAX: i64 = 1 << 40;
+/// Largest number of experts: all of them compute every row.
+const EXPERTS_MAX: i64 = 256;
 /// Largest number of bins or frequencies of a number.
 const BINS_MAX: i64 = 1024;
 
@@ -200,7 +202,7 @@ static COLUMN: Table = Table {
 
 const ROLE: Kind = Kind::Choice(&[
     ("feature", "input of the model"),
-    ("label", "what the model predicts"),
+    ("label", "what the model predicts; mmoe: one or more columns"),
     ("weight", "how often the row counts in the loss and in all measures"),
     ("time", "time of the row, for splits by time"),
     ("group", "not an input; for splits by hash and for slices"),
@@ -304,6 +306,13 @@ static MODEL: Table = Table {
             "two_tower: divides the product; take about 0.1 for cosine",
         ),
         field("attention", SIZES, "[32]", "din: sizes of the layers that weigh a history"),
+        field(
+            "experts",
+            Kind::Int(1, EXPERTS_MAX),
+            "4",
+            "mmoe: experts, each with `hidden` layers",
+        ),
+        field("tower", SIZES, "[32]", "mmoe: sizes of the hidden layers of each label"),
         field("rank", SIZE, "", "dcn_v2: rank of the cross layers' matrices; full by default"),
     ],
 };
@@ -319,6 +328,7 @@ const MODEL_KIND: Kind = Kind::Choice(&[
         "matrix factorization: the product of a user's and an item's vectors, and a linear model",
     ),
     ("two_tower", "an mlp for each side; the score is the product of their vectors"),
+    ("mmoe", "several labels: mlps as experts, which each label mixes by a gate of its own"),
 ]);
 
 const SIMILARITY: Kind = Kind::Choice(&[
@@ -470,7 +480,10 @@ static EVALUATION: Table = Table {
 };
 
 const GOAL: Kind = Kind::Choice(&[
-    ("auc", "binary, and regression with at_least: area under the ROC curve"),
+    (
+        "auc",
+        "binary, and regression with at_least: area under the ROC curve; the mean of several labels",
+    ),
     ("loss", "the training loss, such as log-loss, cross entropy or squared error"),
     ("accuracy", "multi_class: share of right predictions"),
     ("rmse", "regression: root of the mean squared error"),
