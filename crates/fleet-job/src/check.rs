@@ -393,7 +393,8 @@ impl<'t> Rules<'t> {
         let job = self.job;
         let (task, evaluation) = (self.root.table("task"), self.root.table("evaluation"));
         let has_pairs = matches!(job.task, TaskKind::Ranking | TaskKind::Retrieval);
-        if has_pairs && job.train.batch > BATCH_OF_PAIRS_MAX {
+        self.negatives();
+        if has_pairs && job.model.negatives.is_none() && job.train.batch > BATCH_OF_PAIRS_MAX {
             let view = self.root.table("train");
             let message =
                 format!("expected at most {BATCH_OF_PAIRS_MAX} rows, which are compared in pairs");
@@ -422,6 +423,30 @@ impl<'t> Rules<'t> {
                         .help("add group = \"NAME\", such as the column of the query or the user");
                 self.add(problem, task.at);
             }
+        }
+    }
+
+    /// Items that are drawn for a retrieval.
+    fn negatives(&mut self) {
+        let view = self.root.table("model");
+        let job = self.job;
+        if view.node("negatives_power").is_some() && job.model.negatives.is_none() {
+            let problem = Problem::error("model.negatives_power", "needs model.negatives");
+            self.add(problem, view.place("negatives_power"));
+        }
+        let Some(count) = job.model.negatives else { return };
+        let place = view.place("negatives");
+        if job.task != TaskKind::Retrieval {
+            let problem = Problem::error("model.negatives", "applies only to the task retrieval");
+            self.add(problem.help("remove the field"), place);
+        } else if job.train.batch.saturating_mul(count) > BATCH_OF_PAIRS_MAX.pow(2) {
+            let message = format!(
+                "expected at most {} products of the batch's rows and these items, got {} x {count}",
+                BATCH_OF_PAIRS_MAX.pow(2),
+                job.train.batch
+            );
+            let problem = Problem::error("model.negatives", message);
+            self.add(problem.help("take fewer items, or a smaller train.batch"), place);
         }
     }
 

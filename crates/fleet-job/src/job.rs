@@ -352,6 +352,10 @@ pub struct ModelPart {
     pub is_cosine: bool,
     /// Divides the product of the vectors.
     pub temperature: f64,
+    /// Items that are drawn for each batch of a retrieval, instead of those of its other rows.
+    pub negatives: Option<usize>,
+    /// Items are drawn in proportion to their number of rows to this power.
+    pub negatives_power: f64,
 }
 
 /// The optimizer.
@@ -694,6 +698,8 @@ fn model(view: View<'_>) -> ModelPart {
         rank: view.int("rank"),
         is_cosine: view.text("similarity") == Some("cosine"),
         temperature: view.number("temperature").unwrap_or(1.0),
+        negatives: view.count("negatives").map(|count| count as usize),
+        negatives_power: view.number("negatives_power").unwrap_or(0.75),
     }
 }
 

@@ -12,6 +12,7 @@
 //!   the model. Validation, reports and predictions apply the same features.
 //! * `model/` writes the program, `train/` trains it by [`fleet::Trainer`], `saved.rs` is the
 //!   result, and `report/` measures it. `tune/` trains many variants of a job.
+//! * `negatives.rs` draws items for a retrieval, whose vectors `retrieval.rs` saves.
 //! * `lanes.rs` runs a saved model on rows, `predict.rs` scores files, and `serving.rs` requests.
 
 #![deny(missing_docs)]
@@ -30,6 +31,7 @@ mod keep;
 mod lanes;
 mod lines;
 mod model;
+mod negatives;
 pub mod onnx;
 mod optimizer;
 mod origin;

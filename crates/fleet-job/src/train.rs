@@ -11,6 +11,7 @@ use crate::file::{self, Text};
 use crate::job::{Job, TaskKind};
 use crate::lines::Lines;
 use crate::model::Outputs;
+use crate::negatives::{Draws, Negatives, WithNegatives};
 use crate::origin::{self, Origin};
 use crate::problems::{fail_on_errors, of_findings};
 use crate::report::{self, Measured, Report};
@@ -216,7 +217,8 @@ impl TrainPlan {
         let mut evaluation = Evaluation::new().mean("loss", &outputs.row_loss);
         // The loss of a ranking is one value for a batch, which has the weights in it.
         if self.features.weight.is_some() && self.job.task != TaskKind::Ranking {
-            evaluation = evaluation.weights(features::INPUT_WEIGHT);
+            let own = outputs.weights.as_deref();
+            evaluation = evaluation.weights(own.unwrap_or(features::INPUT_WEIGHT));
         }
         let mut names = Vec::new();
         for (name, [score, label]) in &outputs.areas {
@@ -248,6 +250,15 @@ impl TrainPlan {
             "accuracy" => Goal::highest("accuracy"),
             _ => Goal::lowest("loss"),
         }
+    }
+
+    /// Returns the items that a worker draws for its batches, if the job says so.
+    fn negatives(&self, worker: u64) -> Result<Option<Negatives>> {
+        let model = &self.job.model;
+        let Some(count) = model.negatives else { return Ok(None) };
+        let (power, seed) = (model.negatives_power, self.job.train.seed);
+        let draws = Draws { count, power, seed, worker };
+        Negatives::read(&self.data, &self.applied, draws).map(Some)
     }
 
     fn policy(&self) -> CheckpointPolicy {
@@ -396,6 +407,7 @@ pub(crate) struct OutputNames {
     row_loss: String,
     scores: String,
     means: Vec<(&'static str, String)>,
+    weights: Option<String>,
     areas: Vec<(Option<String>, [String; 2])>,
     vectors: Option<[String; 2]>,
 }
@@ -406,6 +418,7 @@ impl OutputNames {
         OutputNames {
             loss: outputs.loss.name(),
             row_loss: outputs.row_loss.name(),
+            weights: outputs.weights.map(names),
             scores: outputs.scores.name(),
             means: outputs.means.iter().map(|(label, var)| (*label, var.name())).collect(),
             areas: outputs.areas.iter().map(|(name, of)| (name.clone(), of.map(names))).collect(),
@@ -436,14 +449,19 @@ impl PartRows {
     }
 
     /// Returns the rows as a source of a trainer: those of a training in another order each epoch.
-    fn source(&mut self, part: Part) -> PartSource<'_> {
-        match self {
+    fn source<'r>(
+        &'r mut self,
+        part: Part,
+        negatives: Option<&'r Negatives>,
+    ) -> WithNegatives<'r, PartSource<'r>> {
+        let source = match self {
             PartRows::Memory(dataset) => match part {
                 Part::Train => PartSource::Shuffled(dataset),
                 Part::Validation | Part::Test => PartSource::Memory(dataset),
             },
             PartRows::Streamed(dataset) => PartSource::Streamed(dataset),
-        }
+        };
+        WithNegatives { source, negatives }
     }
 }
 

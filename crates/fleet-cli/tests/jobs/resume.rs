@@ -90,6 +90,39 @@ fn one_process_resumes_to_the_same_bits() {
 }
 
 #[test]
+fn several_labels_resume_to_the_same_bits() {
+    let place = |name: &str| mmoe::mmoe_job(name, &LONG.replace("[model]\ndropout = 0.1\n", ""));
+    let (whole, killed) = (place("mmoe_whole"), place("mmoe_killed"));
+    let line = "fleet job train job.toml --threads 1";
+    whole.run(line);
+    kill_after_checkpoint(&killed, line, &["checkpoint.json"]);
+    let said = killed.run(line);
+    assert!(said.contains("resumed after step"), "{said}");
+    assert!(model(&whole) == model(&killed));
+    assert_eq!(report(&killed), report(&whole));
+}
+
+/// Drawn items follow from epoch and batch, so a training that resumes draws the same ones.
+#[test]
+fn drawn_items_resume_to_the_same_bits() {
+    let place = |name: &str| {
+        let place = retrieval_job(name, "hidden = [16]\nnegatives = 30");
+        let job =
+            place.read("job.toml").replace(SHORT, &LONG.replace("[model]\ndropout = 0.1\n", ""));
+        fs::write(place.0.join("job.toml"), job).unwrap();
+        place
+    };
+    let (whole, killed) = (place("drawn_whole"), place("drawn_killed"));
+    let line = "fleet job train job.toml --threads 1";
+    whole.run(line);
+    kill_after_checkpoint(&killed, line, &["checkpoint.json"]);
+    let said = killed.run(line);
+    assert!(said.contains("resumed after step"), "{said}");
+    assert!(model(&whole) == model(&killed));
+    assert_eq!(report(&killed), report(&whole));
+}
+
+#[test]
 fn streamed_rows_resume_to_the_same_bits() {
     let place = |name: &str| {
         let place = binary_job(name, LONG);

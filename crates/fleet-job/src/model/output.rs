@@ -17,6 +17,8 @@ pub struct Outputs<'n> {
     /// Numbers between 0 and 1, and labels 0 or 1, of which a validation takes the AUC: of one
     /// label without a name, or of several with theirs.
     pub areas: Vec<(Option<String>, [Var<'n>; 2])>,
+    /// Weights of the rows of a batch, if they are not all of the input.
+    pub weights: Option<Var<'n>>,
     /// The vectors of user and item, `[batch, dim]`, of a model with two towers.
     pub vectors: Option<[Var<'n>; 2]>,
 }
@@ -70,7 +72,7 @@ pub fn outputs<'n>(net: &'n Net, raw: Var<'n>, features: &Features) -> Outputs<'
         Some(_) => row_loss * net.data(INPUT_WEIGHT, [-1, 1], DType::F32),
         None => row_loss,
     };
-    Outputs { loss: weighted.mean(), row_loss, scores, means, areas, vectors: None }
+    Outputs { loss: weighted.mean(), row_loss, scores, means, areas, weights: None, vectors: None }
 }
 
 /// The mean loss of predicting whether the label is at or above each level, if it has levels: those

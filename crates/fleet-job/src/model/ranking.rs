@@ -28,6 +28,7 @@ pub fn outputs<'n>(
         scores: raw.scale(1.0, 0.0),
         means: Vec::new(),
         areas: Vec::new(),
+        weights: None,
         vectors: None,
     }
 }

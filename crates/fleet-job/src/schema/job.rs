@@ -305,6 +305,19 @@ static MODEL: Table = Table {
             "1",
             "two_tower: divides the product; take about 0.1 for cosine",
         ),
+        field(
+            "negatives",
+            SIZE,
+            "",
+            "two_tower, retrieval: items that are drawn for each batch as those not chosen, instead \
+             of the items of its other rows",
+        ),
+        field(
+            "negatives_power",
+            SHARE,
+            "0.75",
+            "with negatives: items are drawn by their number of rows to this power; 0: all alike",
+        ),
         field("attention", SIZES, "[32]", "din: sizes of the layers that weigh a history"),
         field(
             "experts",

@@ -87,6 +87,14 @@ impl RankModel {
         let distributed = sources.fold(distributed, |it, source| it.read_from(source));
         let found =
             distributed.batch(job.train.batch / fleet.worker_num().max(1)).minimize(&net, loss)?;
+        if job.model.negatives.is_some() && found.plan.stage.is_some() {
+            return Err(Error::unsupported(
+                "a pipeline divides the rows of a batch, which end with \
+                                           the drawn items",
+            )
+            .at("model.negatives")
+            .help("remove model.negatives, or train data parallel without a pipeline"));
+        }
         let mut session = fleet.session(net.build()?, &found, plan.options.clone())?;
         if let Some(model) = &job.train.warm_start {
             load_parameters(plan, model, &mut session)?;
@@ -114,6 +122,8 @@ impl RankModel {
         rows: &mut RankRows,
         length: Length,
     ) -> Result<Trained> {
+        let negatives = plan.negatives(self.copy.0 as u64)?;
+        let negatives = negatives.as_ref();
         let mut trainer = plan
             .trainer(fleet, &self.names)
             .epochs(plan.job.train.epochs)
@@ -122,13 +132,13 @@ impl RankModel {
         if let Some(validation) = &mut rows.validation {
             let (evaluation, every) = plan.validation(&self.names);
             let every = length.every.unwrap_or(every);
-            let validation = validation.source(Part::Validation);
+            let validation = validation.source(Part::Validation, negatives);
             trainer = trainer.validate(evaluation, validation, every).goal(plan.goal());
             let stop = plan.job.train.early_stop;
             trainer = stop.into_iter().fold(trainer, |it, stop| it.early_stop(stop));
         }
         trainer = length.steps.into_iter().fold(trainer, |it, steps| it.steps(steps));
-        trainer.run(&mut self.session, rows.train.source(Part::Train))
+        trainer.run(&mut self.session, rows.train.source(Part::Train, negatives))
     }
 
     /// Saves the best model of the validations into the model folder.

@@ -115,6 +115,8 @@ fn train(
     worker: &mut Worker,
 ) -> Result<Trained, Error> {
     let (job, steps) = (&plan.job, part.steps);
+    let negatives = plan.negatives(part.share.own)?;
+    let negatives = negatives.as_ref();
     let mut train = plan.rows(Part::Train, part.share, part.batch)?;
     let mut valid = None;
     let mut trainer = plan.trainer(fleet, names).steps(steps).look_ahead(false);
@@ -126,11 +128,11 @@ fn train(
         // Workers that do not wait for each other validate alone.
         let share = if part.exchange.is_sync() { part.share } else { Share::ALL };
         let rows = plan.rows(Part::Validation, share, part.batch)?;
-        let validation = valid.insert(rows).source(Part::Validation);
+        let validation = valid.insert(rows).source(Part::Validation, negatives);
         trainer = trainer.validate(evaluation, validation, every).goal(plan.goal());
         trainer = job.train.early_stop.into_iter().fold(trainer, |it, stop| it.early_stop(stop));
     }
-    trainer.run(worker, train.source(Part::Train))
+    trainer.run(worker, train.source(Part::Train, negatives))
 }
 
 /// Loads the best model of the validations into the servers.
