@@ -229,39 +229,67 @@ fn din_compares_an_item_with_a_history() {
     }
 }
 
-/// A model of two sides, and a label whose order is learned.
-#[test]
-fn sides_have_products() {
+/// Models of two sides, and a label whose order is learned.
+fn sides_job(name: &str, model: &str) -> Place {
     let columns = COLUMNS
         .replace("buckets = 50, dim = 4", "side = \"user\"")
         .replace("min_count = 2 }", "min_count = 2 }, side = \"item\"");
-    for (kind, model) in [
-        ("mf", "kind = \"mf\""),
-        ("mf_hidden", "kind = \"mf\"\nhidden = [16]"),
-        ("two_tower", "kind = \"two_tower\"\nhidden = [32]"),
-    ] {
-        let columns = match kind {
-            "mf" => columns.replace(", embed = \"piecewise\", bins = 8", ""),
-            "two_tower" => columns
-                .replace("tags = { ", "tags = { side = \"item\", ")
-                .replace("kind = \"number\"", "side = \"user\", kind = \"number\""),
-            _ => columns.clone(),
-        };
-        let label =
-            "{ role = \"label\", name = \"z\", at_least = 100, levels = [90, 95, 100, 105] }";
-        let columns = columns.replace("{ role = \"label\", positive = \"yes\" }", label);
-        let rest = format!("[model]\n{model}\ndim = 8\n{SHORT}");
-        let place = Place::new(kind, &format!("[columns]{columns}"), &rest);
+    let columns = match model {
+        "kind = \"mf\"" => columns.replace(", embed = \"piecewise\", bins = 8", ""),
+        model if model.contains("two_tower") => columns
+            .replace("tags = { ", "tags = { side = \"item\", ")
+            .replace("kind = \"number\"", "side = \"user\", kind = \"number\""),
+        _ => columns,
+    };
+    let label = "{ role = \"label\", name = \"z\", at_least = 100, levels = [90, 95, 100, 105] }";
+    let columns = columns.replace("{ role = \"label\", positive = \"yes\" }", label);
+    let rest = format!("[model]\n{model}\ndim = 8\n{SHORT}");
+    Place::new(name, &format!("[columns]{columns}"), &rest)
+}
+
+/// Checks the report, and that predictions have its area.
+fn check_sides(place: &Place, least: f64) {
+    assert!(place.measure("auc") > least, "{}", place.measure("auc"));
+    let scores = place.predict("test.csv");
+    let labels: Vec<bool> = rows(2, 1000)
+        .lines()
+        .skip(1)
+        .map(|line| line.split(',').nth(6).unwrap().parse::<f64>().unwrap() >= 100.0)
+        .collect();
+    assert!((auc(&scores, &labels) - place.measure("auc")).abs() < 1e-12);
+}
+
+const SIDES: [(&str, &str); 3] = [
+    ("mf", "kind = \"mf\""),
+    ("mf_hidden", "kind = \"mf\"\nhidden = [16]"),
+    ("two_tower", "kind = \"two_tower\"\nhidden = [32]"),
+];
+
+#[test]
+fn sides_have_products() {
+    for (name, model) in SIDES {
+        let place = sides_job(name, model);
         place.run("fleet job check job.toml");
         place.run("fleet job train job.toml --threads 2");
-        assert!(place.measure("auc") > 0.9, "{kind}: {}", place.measure("auc"));
-        let scores = place.predict("test.csv");
-        let labels: Vec<bool> = rows(2, 1000)
-            .lines()
-            .skip(1)
-            .map(|line| line.split(',').nth(6).unwrap().parse::<f64>().unwrap() >= 100.0)
-            .collect();
-        assert!((auc(&scores, &labels) - place.measure("auc")).abs() < 1e-12, "{kind}");
+        check_sides(&place, 0.9);
+    }
+}
+
+#[test]
+fn sides_have_products_on_two_ranks() {
+    for (name, model) in SIDES {
+        let place = sides_job(&format!("{name}_ranks"), model);
+        place.run("fleetrun --nproc_per_node 2 job:job.toml");
+        check_sides(&place, 0.9);
+    }
+}
+
+#[test]
+fn sides_have_products_on_servers() {
+    for (name, model) in SIDES {
+        let place = sides_job(&format!("{name}_servers"), model);
+        place.run("fleetrun --server_num 1 --worker_num 2 job:job.toml");
+        check_sides(&place, 0.85);
     }
 }
 
@@ -287,6 +315,18 @@ fn rows_of_a_group_are_ranked() {
         assert!(said.contains("ndcg") && said.contains("MRR"), "{said}");
         assert_eq!(place.measure("rankings"), 50.0);
         assert!(place.measure("ndcg") > 0.9 && place.measure("mrr") > 0.9, "{loss}: {said}");
+        assert_eq!(place.predict("test.csv").len(), 1000);
+    }
+}
+
+#[test]
+fn groups_are_ranked_on_servers() {
+    for loss in ["pairwise", "listwise"] {
+        let head = format!("{RANKING}loss = \"{loss}\"");
+        let place = Place::new(&format!("ranking-servers-{loss}"), &head, SHORT);
+        place.run("fleetrun --server_num 1 --worker_num 2 job:job.toml");
+        assert!(place.measure("ndcg") > 0.85, "{loss}: {}", place.measure("ndcg"));
+        assert_eq!(place.measure("rankings"), 50.0);
         assert_eq!(place.predict("test.csv").len(), 1000);
     }
 }

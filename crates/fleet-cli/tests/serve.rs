@@ -12,6 +12,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+#[path = "serve/equal.rs"]
+mod equal;
+
 const FLEET: &str = env!("CARGO_BIN_EXE_fleet");
 
 /// A folder with generated rows and a trained model.
@@ -630,6 +633,30 @@ mod grpc {
     use fleet_serve::client::PredictClient;
     use fleet_serve::message::{Column, PredictRequest};
 
+    /// Returns rows as columns.
+    pub fn request(rows: &[Row], is_list: bool) -> PredictRequest {
+        let column = |at: usize| {
+            let name = rows[0][at].0;
+            let texts = rows.iter().map(|row| row[at].1.clone());
+            let mut column = Column { name: name.to_string(), ..Column::default() };
+            match name {
+                "height" => column.numbers = texts.map(|text| text.parse().unwrap()).collect(),
+                "user" => column.integers = texts.map(|text| text.parse().unwrap()).collect(),
+                "tags" if is_list => {
+                    for text in texts {
+                        let words = text.split('|').filter(|word| !word.is_empty());
+                        let before = column.texts.len();
+                        column.texts.extend(words.map(str::to_string));
+                        column.lengths.push((column.texts.len() - before) as u32);
+                    }
+                }
+                _ => column.texts = texts.collect(),
+            }
+            column
+        };
+        PredictRequest { columns: (0..rows[0].len()).map(column).collect() }
+    }
+
     #[test]
     fn it_gives_the_same_scores() {
         let place = Place::new("grpc", "dcn_v2");
@@ -638,28 +665,6 @@ mod grpc {
         fs::write(place.folder.join("token"), "0123456789abcdef0123\n").unwrap();
         let serving = place.serve("--grpc 127.0.0.1:0 --token-file token --rows 130");
         let address = &serving.grpc;
-        let request = |rows: &[Row], is_list: bool| {
-            let column = |at: usize| {
-                let name = rows[0][at].0;
-                let texts = rows.iter().map(|row| row[at].1.clone());
-                let mut column = Column { name: name.to_string(), ..Column::default() };
-                match name {
-                    "height" => column.numbers = texts.map(|text| text.parse().unwrap()).collect(),
-                    "user" => column.integers = texts.map(|text| text.parse().unwrap()).collect(),
-                    "tags" if is_list => {
-                        for text in texts {
-                            let words = text.split('|').filter(|word| !word.is_empty());
-                            let before = column.texts.len();
-                            column.texts.extend(words.map(str::to_string));
-                            column.lengths.push((column.texts.len() - before) as u32);
-                        }
-                    }
-                    _ => column.texts = texts.collect(),
-                }
-                column
-            };
-            PredictRequest { columns: (0..rows[0].len()).map(column).collect() }
-        };
         let mut client = PredictClient::connect(address, Some("0123456789abcdef0123")).unwrap();
         for size in [1, 7, 50, 130] {
             let answer = client.predict(request(&rows[..size], size % 2 == 0)).unwrap();
