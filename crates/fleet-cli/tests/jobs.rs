@@ -413,6 +413,95 @@ fn items_are_retrieved_and_recommended() {
     }
 }
 
+/// The index of few items finds what comparing all of them does.
+#[test]
+fn items_are_recommended_by_an_index() {
+    let place = retrieval_job("retrieval-index", "hidden = [16]");
+    place.run("fleet job train job.toml --threads 2");
+    fs::write(place.0.join("users.csv"), "user\nu7\nu13\nu21\n").unwrap();
+    let line = "fleet recommend model --users users.csv --exclude train.csv --out";
+    assert!(!place.run(&format!("{line} exact.csv")).contains("index"));
+    let said = place.run(&format!("{line} index.csv --search index"));
+    assert!(said.contains("items by their index"), "{said}");
+    assert_eq!(place.read("exact.csv"), place.read("index.csv"));
+    assert!(!place.0.join("model/vectors/items.index.safetensors").exists());
+    // A file that is no index of these items.
+    let vectors = place.0.join("model/vectors");
+    fs::copy(vectors.join("items.safetensors"), vectors.join("items.index.safetensors")).unwrap();
+    let said = place.fail(&format!("{line} index.csv"));
+    assert!(said.contains("of other vectors") && said.contains("--search exact"), "{said}");
+    place.run(&format!("{line} index.csv --search exact"));
+}
+
+/// The index of many items is saved with the model, and finds almost all of the best items.
+#[test]
+fn many_items_have_an_index() {
+    let place = retrieval_job("retrieval-many", "hidden = []");
+    let mut text = "user,movie,genre,liked\n".to_string();
+    for at in 0..21_000 {
+        let _ = writeln!(text, "u{},m {at},g{},1", at % 300, (at * 7) % 50);
+    }
+    fs::write(place.0.join("train.csv"), text).unwrap();
+    let job = place.read("job.toml").replace("epochs = 4", "epochs = 1");
+    let job = job
+        .replace("batch = 64", "batch = 256")
+        .replace("missing", "validation = { share = 0 }\nmissing");
+    fs::write(place.0.join("job.toml"), job).unwrap();
+    place.run("fleet job train job.toml --threads 2");
+    let users: String = (0..100).map(|at| format!("u{at}\n")).collect();
+    fs::write(place.0.join("users.csv"), format!("user\n{users}")).unwrap();
+    let line = "fleet recommend model --users users.csv --out";
+    assert!(place.run(&format!("{line} index.csv")).contains("21000 items by their index"));
+    place.run(&format!("{line} exact.csv --search exact"));
+    let pairs = |name: &str| -> std::collections::HashSet<String> {
+        let text = place.read(name);
+        let pair = |line: &str| {
+            let fields: Vec<&str> = line.split(',').collect();
+            format!("{},{},{}", fields[0], fields[2], fields[3])
+        };
+        text.lines().skip(1).map(pair).collect()
+    };
+    let (exact, found) = (pairs("exact.csv"), pairs("index.csv"));
+    let recall = exact.intersection(&found).count() as f64 / exact.len() as f64;
+    println!("recall@10 of 21000 items: {recall:.4}");
+    assert!(exact.len() == 1000 && recall > 0.95, "{recall}");
+}
+
+/// Drawn items make as good a model as those of the batch, in one process, on ranks and on servers.
+#[test]
+fn items_are_retrieved_by_drawn_negatives() {
+    for (name, model, line) in [
+        ("drawn", "hidden = [16]\nnegatives = 40", "fleet job train job.toml --threads 2"),
+        (
+            "drawn-all",
+            "hidden = []\nnegatives = 60\nnegatives_power = 0",
+            "fleet job train job.toml",
+        ),
+        (
+            "drawn-ranks",
+            "hidden = [16]\nnegatives = 40",
+            "fleetrun --nproc_per_node 2 job:job.toml",
+        ),
+        (
+            "drawn-servers",
+            "hidden = [16]\nnegatives = 40",
+            "fleetrun --server_num 1 --worker_num 2 job:job.toml",
+        ),
+    ] {
+        let place = retrieval_job(name, model);
+        place.run("fleet job check job.toml");
+        let said = place.run(line);
+        assert!(place.measure("recall") > 0.35, "{name}: {said}");
+        // The saved model has no drawn items: each row has a score.
+        assert_eq!(place.predict("test.csv").len(), 300);
+    }
+    let place = retrieval_job("drawn-streamed", "hidden = [16]\nnegatives = 40");
+    let job = place.read("job.toml").replace("missing", "memory = \"1KB\"\nmissing");
+    fs::write(place.0.join("job.toml"), job).unwrap();
+    place.run("fleet job train job.toml --threads 2");
+    assert!(place.measure("recall") > 0.35, "{}", place.measure("recall"));
+}
+
 #[test]
 fn items_are_retrieved_by_a_model_of_servers() {
     let place = retrieval_job("retrieval-servers", "hidden = [16]");

@@ -12,7 +12,8 @@
 //!   the model. Validation, reports and predictions apply the same features.
 //! * `model/` writes the program, `train/` trains it by [`fleet::Trainer`], `saved.rs` is the
 //!   result, and `report/` measures it. `tune/` trains many variants of a job.
-//! * `negatives.rs` draws items for a retrieval, whose vectors `retrieval.rs` saves.
+//! * `negatives.rs` draws items for a retrieval, whose vectors `retrieval.rs` saves; `recommend.rs`
+//!   finds the best items for users, by comparing all of them or by the index of `nearest.rs`.
 //! * `lanes.rs` runs a saved model on rows, `predict.rs` scores files, and `serving.rs` requests.
 
 #![deny(missing_docs)]
@@ -31,6 +32,7 @@ mod keep;
 mod lanes;
 mod lines;
 mod model;
+mod nearest;
 mod negatives;
 pub mod onnx;
 mod optimizer;

@@ -2,13 +2,14 @@
 
 use crate::features::{Applied, Scratch};
 use crate::job::{ColumnPart, Job, Side};
+use crate::nearest::{Index, Seen};
 use crate::origin::{self, Origin};
 use crate::raw::{Raw, format_of};
 use crate::rows::for_each_row;
 use crate::saved::{SCORE_ROWS, SavedModel};
 use crate::threads::Threads;
-use crate::vectors::{Vectors, vectors_of};
-use clap::Args;
+use crate::vectors::{Vectors, index_path, vectors_of};
+use clap::{Args, ValueEnum};
 use fleet::topology::Env;
 use fleet_base::file::AtomicFile;
 use fleet_base::output::{ExitReason, Output};
@@ -43,8 +44,23 @@ pub struct RecommendArgs {
     /// Files with users and items, such as the training files: these items are left out
     #[arg(long, value_name = "FILES", num_args = 1..)]
     pub exclude: Vec<String>,
+    /// How items are found
+    #[arg(long, value_name = "WAY", value_enum, default_value_t = SearchWay::Auto)]
+    pub search: SearchWay,
     #[command(flatten)]
     pub threads: Threads,
+}
+
+/// Ways to find items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SearchWay {
+    /// By the index if the model has one, as those with 20,000 items or more; otherwise exact
+    Auto,
+    /// Compares each user with all items
+    Exact,
+    /// Compares each user with few items, and may miss some of the best; builds the index if the
+    /// model has none
+    Index,
 }
 
 /// Runs the command.
@@ -63,6 +79,7 @@ pub fn run(args: &RecommendArgs, env: &Env, out: &mut Output) -> Result<(), Exit
         }
     };
     let items = Vectors::load(&args.model, Side::Item)?;
+    let index = index_of(args, &items)?;
     let excluded = excluded(&model.job, &origin, &args.exclude, &names, &items)?;
     let users = Users::open(&model, &origin, &args.users, &names[0])?;
     let mut file = AtomicFile::create(&args.out)?;
@@ -72,10 +89,15 @@ pub fn run(args: &RecommendArgs, env: &Env, out: &mut Output) -> Result<(), Exit
     };
     write(&mut file, &header)?;
     let mut count = 0;
+    let mut nodes = Seen::default();
     users.for_each(&mut model, |user, hash, vector| {
         let seen = excluded.get(&hash);
-        let best = items
-            .nearest(vector, args.k as usize, |at| seen.is_some_and(|seen| seen.contains(&at)));
+        let is_excluded = |at: usize| seen.is_some_and(|seen| seen.contains(&at));
+        let counts = (args.k as usize, seen.map_or(0, HashSet::len));
+        let best = match &index {
+            Some(index) => index.nearest(&items, vector, counts, is_excluded, &mut nodes),
+            None => items.nearest(vector, args.k as usize, is_excluded),
+        };
         let mut text = String::new();
         for (rank, (at, score)) in best.iter().enumerate() {
             let item = quoted(&items.texts.values[*at]);
@@ -87,7 +109,18 @@ pub fn run(args: &RecommendArgs, env: &Env, out: &mut Output) -> Result<(), Exit
     file.commit()?;
     let seconds = begin.elapsed().as_secs_f64();
     let (found, users) = (text::counted(items.len(), "item"), text::counted(count, "user"));
-    out.line(format!("{users} among {found} in {seconds:.1} s: {}", args.out.display()))
+    let by = if index.is_some() { " by their index" } else { "" };
+    out.line(format!("{users} among {found}{by} in {seconds:.1} s: {}", args.out.display()))
+}
+
+/// Returns the index that the command uses, if it uses one.
+fn index_of(args: &RecommendArgs, items: &Vectors) -> Result<Option<Index>> {
+    let path = index_path(&args.model);
+    match (args.search, path.is_file()) {
+        (SearchWay::Exact, _) | (SearchWay::Auto, false) => Ok(None),
+        (_, true) => Index::load(&path, items).map(Some),
+        (SearchWay::Index, false) => Index::build(items).map(Some),
+    }
 }
 
 /// Returns a field of a CSV file.

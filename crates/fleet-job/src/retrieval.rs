@@ -4,10 +4,11 @@
 use crate::data::JobData;
 use crate::features::{Applied, Choices, Features, INPUT_ITEM, SLOT_USER};
 use crate::job::Side;
+use crate::nearest::Index;
 use crate::report::{Measured, Measures};
 use crate::saved::SavedModel;
 use crate::split::Part;
-use crate::vectors::{Texts, Vectors, vectors_of};
+use crate::vectors::{Texts, Vectors, index_path, vectors_of};
 use fleet_base::{Error, Result};
 use fleet_data::Block;
 use fleet_metrics::Retrieval;
@@ -33,12 +34,28 @@ pub fn finish(
     save(model, data, applied, (&users, &choices.user, SLOT_USER), Side::User, folder)?;
     let catalogue =
         save(model, data, applied, (&items, &choices.item, INPUT_ITEM), Side::Item, folder)?;
+    save_index(&catalogue, folder)?;
     let Some(part) = part else { return Ok(None) };
     let places: HashMap<i64, usize> =
         ids(&items, applied, INPUT_ITEM)?.into_iter().zip(0..).collect();
     let measured = measure(model, data, applied, part, &catalogue, &places, choices.at)?;
     let part = crate::data::name_of(part).to_string();
     Ok(Some(Measured { part, all: measured.by_key(), tables: Vec::new(), charts: Vec::new() }))
+}
+
+/// Items from which on a model has an index: with fewer, comparing all of them is fast.
+const INDEXED_ITEMS_MIN: usize = 20_000;
+
+/// Saves an index of many items, and removes that of an earlier model.
+fn save_index(items: &Vectors, folder: &Path) -> Result<()> {
+    let path = index_path(folder);
+    if items.len() >= INDEXED_ITEMS_MIN {
+        return Index::build(items)?.save(&path);
+    }
+    match path.exists() {
+        true => std::fs::remove_file(&path).map_err(|error| Error::io("remove", &path, &error)),
+        false => Ok(()),
+    }
 }
 
 fn choices_of(features: &Features) -> Result<&Choices> {

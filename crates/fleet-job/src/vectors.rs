@@ -49,6 +49,11 @@ fn paths(model: &Path, side: Side) -> [PathBuf; 2] {
     [folder.join(format!("{name}.safetensors")), folder.join(format!("{name}.json"))]
 }
 
+/// Returns the file of the index of a model's items.
+pub fn index_path(model: &Path) -> PathBuf {
+    model.join(VECTORS_FOLDER).join("items.index.safetensors")
+}
+
 impl Vectors {
     /// Writes the vectors into a model folder.
     pub fn save(&self, model: &Path, side: Side) -> Result<()> {
@@ -91,6 +96,18 @@ impl Vectors {
         self.texts.values.len()
     }
 
+    /// Returns a vector.
+    pub fn vector(&self, at: usize) -> &[f32] {
+        &self.values[at * self.dim..][..self.dim]
+    }
+
+    /// Returns a checksum of the numbers.
+    pub fn sum(&self) -> u32 {
+        let mut sum = crc32fast::Hasher::new();
+        self.values.iter().for_each(|value| sum.update(&value.to_le_bytes()));
+        sum.finalize()
+    }
+
     /// Iterates over the products of the vectors with another one.
     pub fn products<'v>(&'v self, other: &'v [f32]) -> impl Iterator<Item = f32> + 'v {
         self.values.chunks_exact(self.dim).map(|vector| product(vector, other))
@@ -120,7 +137,7 @@ impl Vectors {
 }
 
 /// A product in eight sums, which the compiler computes side by side.
-fn product(a: &[f32], b: &[f32]) -> f32 {
+pub fn product(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 8;
     let mut sums = [0.0f32; LANES];
     let (a_parts, b_parts) = (a.chunks_exact(LANES), b.chunks_exact(LANES));

@@ -1,0 +1,554 @@
+//! An index of vectors, for searches that compare a query with few of them: a hierarchical
+//! navigable small world graph (HNSW; Malkov and Yashunin, 2016).
+//!
+//! A node of the graph is a vector, with all items that have it. Each is linked with near ones. A search walks along the links towards the query, first in
+//! sparse layers, then in the layer of all nodes. It may miss some of the nearest ones.
+//!
+//! The graph follows from the vectors alone: nodes are inserted in a seeded order, by one thread. A
+//! layer has the first nodes of that order, a sixteenth of those of the layer below.
+//!
+//! Searches want the largest products. So each vector gets one number more that makes all of them
+//! equally long, and queries get 0 there: the nearest vector has the largest product.
+
+use crate::vectors::{Vectors, product};
+use fleet::Tensor;
+use fleet::format::{read_safetensors, write_safetensors};
+use fleet_base::rng::Sequence;
+use fleet_base::{Error, Result};
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::path::Path;
+
+/// Links of a node in a layer; the layer of all nodes has twice as many.
+const LINKS: usize = 16;
+/// Nodes that an insertion compares for its links: more make a better graph, more slowly.
+const CANDIDATES: usize = 128;
+/// Nodes that a search keeps at least: more find more of the nearest ones, more slowly.
+const KEPT_MIN: usize = 128;
+/// Seed of the order of the items.
+const SEED: u64 = 0x686e_7377;
+/// Mark of a free link.
+const FREE: u32 = u32::MAX;
+/// Largest number of items: places are 32-bit integers in the file.
+const ITEMS_MAX: usize = i32::MAX as usize;
+/// Names in the file.
+const ITEMS: &str = "items";
+const STARTS: &str = "starts";
+const SUM: &str = "crc32_of_vectors";
+
+/// A graph over vectors, which are kept elsewhere.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Index {
+    /// The items of the first node, then those of the next, and so on.
+    items: Vec<u32>,
+    /// Where the items of each node start, then the number of items.
+    starts: Vec<u32>,
+    /// The layers, that of all nodes first.
+    layers: Vec<Layer>,
+    /// The sum of the vectors that the graph was made of.
+    sum: u32,
+}
+
+/// The links of the first nodes of the order.
+#[derive(Clone, Debug, PartialEq)]
+struct Layer {
+    /// Links of a node.
+    width: usize,
+    /// For each node: nodes of this layer, then free links.
+    links: Vec<u32>,
+}
+
+/// A node and its distance. Ordered by distance, then by node.
+#[derive(Clone, Copy, Debug)]
+struct Near {
+    distance: f32,
+    node: u32,
+}
+
+impl Ord for Near {
+    fn cmp(&self, other: &Near) -> Ordering {
+        self.distance.total_cmp(&other.distance).then(self.node.cmp(&other.node))
+    }
+}
+
+impl PartialOrd for Near {
+    fn partial_cmp(&self, other: &Near) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Near {
+    fn eq(&self, other: &Near) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Near {}
+
+impl Layer {
+    fn nodes(&self) -> usize {
+        self.links.len() / self.width
+    }
+
+    fn of(&self, node: u32) -> impl Iterator<Item = u32> + '_ {
+        let links = &self.links[node as usize * self.width..][..self.width];
+        links.iter().copied().take_while(|link| *link != FREE)
+    }
+
+    fn set(&mut self, node: u32, found: &[Near]) {
+        let links = &mut self.links[node as usize * self.width..][..self.width];
+        links.fill(FREE);
+        links.iter_mut().zip(found).for_each(|(link, near)| *link = near.node);
+    }
+}
+
+/// Nodes that a search has seen. Reused between searches.
+#[derive(Default)]
+pub struct Seen {
+    marks: Vec<u32>,
+    mark: u32,
+}
+
+impl Seen {
+    fn begin(&mut self, nodes: usize) {
+        if self.marks.len() < nodes {
+            self.marks.resize(nodes, 0);
+        }
+        self.mark = self.mark.wrapping_add(1);
+        if self.mark == 0 {
+            self.marks.fill(0);
+            self.mark = 1;
+        }
+    }
+
+    /// Returns whether the node was not seen before.
+    fn is_new(&mut self, node: u32) -> bool {
+        std::mem::replace(&mut self.marks[node as usize], self.mark) != self.mark
+    }
+}
+
+/// Vectors that are made equally long.
+struct Space<'v> {
+    vectors: &'v Vectors,
+    /// An item of each node.
+    items: Vec<u32>,
+    /// The squared length of each node's vector.
+    lengths: Vec<f32>,
+    /// The number that each node's vector gets.
+    rest: Vec<f32>,
+}
+
+impl<'v> Space<'v> {
+    fn new(index: &Index, vectors: &'v Vectors) -> Space<'v> {
+        let items: Vec<u32> = (0..index.nodes() as u32).map(|node| index.item(node)).collect();
+        let vector = |item: &u32| vectors.vector(*item as usize);
+        let length = |item: &u32| product(vector(item), vector(item));
+        let lengths: Vec<f32> = items.iter().map(length).collect();
+        let longest = lengths.iter().copied().fold(0.0, f32::max);
+        let rest = lengths.iter().map(|length| (longest - length).max(0.0).sqrt()).collect();
+        Space { vectors, items, lengths, rest }
+    }
+
+    /// Returns the squared distance of two nodes.
+    fn distance(&self, a: u32, b: u32) -> f32 {
+        let [x, y] = [a, b].map(|node| self.vectors.vector(self.items[node as usize] as usize));
+        let of = |values: &[f32]| [values[a as usize], values[b as usize]];
+        let ([x_length, y_length], [x_rest, y_rest]) = (of(&self.lengths), of(&self.rest));
+        let rest = x_rest - y_rest;
+        x_length + y_length - 2.0 * product(x, y) + rest * rest
+    }
+}
+
+impl Index {
+    /// Builds the graph.
+    pub fn build(vectors: &Vectors) -> Result<Index> {
+        let count = vectors.len();
+        if count > ITEMS_MAX {
+            return Err(Error::exhausted("too many items for an index")
+                .expected(format!("at most {ITEMS_MAX}"))
+                .got(count));
+        }
+        let (items, starts) = nodes_of(vectors);
+        let (layers, sum) = (empty_layers(starts.len() - 1), vectors.sum());
+        let mut index = Index { items, starts, layers, sum };
+        let space = Space::new(&index, vectors);
+        let mut seen = Seen::default();
+        for node in 1..index.nodes() as u32 {
+            index.insert(node, &space, &mut seen);
+        }
+        Ok(index)
+    }
+
+    fn nodes(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// Returns the first item of a node.
+    fn item(&self, node: u32) -> u32 {
+        self.items[self.starts[node as usize] as usize]
+    }
+
+    /// Returns all items of a node.
+    fn items_of(&self, node: u32) -> &[u32] {
+        let [start, end] = [node as usize, node as usize + 1].map(|at| self.starts[at] as usize);
+        &self.items[start..end]
+    }
+
+    fn insert(&mut self, node: u32, space: &Space<'_>, seen: &mut Seen) {
+        let distance = |other: u32| space.distance(node, other);
+        let mut near = vec![Near { distance: distance(0), node: 0 }];
+        for at in (0..self.layers.len()).rev() {
+            let is_in_layer = (node as usize) < self.layers[at].nodes();
+            let kept = if is_in_layer { CANDIDATES } else { 1 };
+            near = search(&self.layers[at], &near, kept, &distance, seen);
+            if is_in_layer {
+                let chosen = chosen(&near, LINKS, space);
+                self.layers[at].set(node, &chosen);
+                chosen.iter().for_each(|other| self.link(at, *other, node, space));
+            }
+        }
+    }
+
+    /// Links a node back. If it has too many links then, the best ones stay.
+    fn link(&mut self, at: usize, from: Near, to: u32, space: &Space<'_>) {
+        let layer = &mut self.layers[at];
+        let width = layer.width;
+        let links = &mut layer.links[from.node as usize * width..][..width];
+        if let Some(free) = links.iter_mut().find(|link| **link == FREE) {
+            *free = to;
+            return;
+        }
+        let of = |other: u32| Near { distance: space.distance(from.node, other), node: other };
+        let mut all: Vec<Near> = links.iter().map(|link| of(*link)).collect();
+        all.push(Near { distance: from.distance, node: to });
+        all.sort_unstable();
+        layer.set(from.node, &chosen(&all, width, space));
+    }
+
+    /// Returns the places and products of about the `count` vectors with the largest products, best
+    /// first. `excluded` is the number of vectors that `is_excluded` may leave out.
+    pub fn nearest(
+        &self,
+        vectors: &Vectors,
+        other: &[f32],
+        (count, excluded): (usize, usize),
+        is_excluded: impl Fn(usize) -> bool,
+        seen: &mut Seen,
+    ) -> Vec<(usize, f32)> {
+        if self.nodes() == 0 || count == 0 {
+            return Vec::new();
+        }
+        let distance = |node: u32| -product(vectors.vector(self.item(node) as usize), other);
+        let mut near = vec![Near { distance: distance(0), node: 0 }];
+        let kept = KEPT_MIN.max(2 * count.saturating_add(excluded)).min(self.nodes());
+        for (at, layer) in self.layers.iter().enumerate().rev() {
+            near = search(layer, &near, if at == 0 { kept } else { 1 }, &distance, seen);
+        }
+        let mut found: Vec<(usize, f32)> = Vec::new();
+        for near in near {
+            let score = -near.distance;
+            // Further nodes are behind those that were found.
+            if found.len() >= count && found.last().is_some_and(|last| score < last.1) {
+                break;
+            }
+            let items = self.items_of(near.node).iter().map(|item| *item as usize);
+            found.extend(items.filter(|item| !is_excluded(*item)).map(|item| (item, score)));
+        }
+        found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        found.truncate(count);
+        found
+    }
+
+    /// Writes the graph.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let ints = |values: &[u32], shape: [i64; 2]| {
+            // A free link is -1.
+            let values: Vec<i32> = values.iter().map(|value| *value as i32).collect();
+            Tensor::from_slice(&values, shape)
+        };
+        let column = |values: &[u32]| ints(values, [values.len() as i64, 1]);
+        let mut tensors = vec![
+            (ITEMS.to_string(), column(&self.items)?),
+            (STARTS.to_string(), column(&self.starts)?),
+        ];
+        for (at, layer) in self.layers.iter().enumerate() {
+            let shape = [layer.nodes() as i64, layer.width as i64];
+            tensors.push((layer_name(at), ints(&layer.links, shape)?));
+        }
+        let meta = BTreeMap::from([(SUM.to_string(), format!("{:08x}", self.sum))]);
+        write_safetensors(path, tensors.iter().map(|(name, it)| (name.as_str(), it)), &meta)
+    }
+
+    /// Reads the graph of some vectors.
+    pub fn load(path: &Path, vectors: &Vectors) -> Result<Index> {
+        let help = "train the model again, or search with --search exact";
+        let damaged =
+            |why: &str| Error::invalid(format!("{} is damaged: {why}", path.display())).help(help);
+        let (tensors, meta) = read_safetensors(path)?;
+        let sum = vectors.sum();
+        if meta.get(SUM).is_none_or(|known| *known != format!("{sum:08x}")) {
+            let message = format!("{} is of other vectors than the model", path.display());
+            return Err(Error::invalid(message).help(help));
+        }
+        let read = |name: &str| -> Result<Vec<u32>> {
+            let tensor = tensors.iter().find(|(known, _)| known == name).map(|(_, it)| it);
+            let tensor = tensor.ok_or_else(|| damaged(&format!("no tensor '{name}'")))?;
+            Ok(tensor.to_vec::<i32>()?.into_iter().map(|value| value as u32).collect())
+        };
+        let count = vectors.len();
+        let (items, starts) = (read(ITEMS)?, read(STARTS)?);
+        let mut is_there = vec![false; count];
+        let is_new = |at: &u32| {
+            is_there.get_mut(*at as usize).is_some_and(|it| !std::mem::replace(it, true))
+        };
+        if items.len() != count || !items.iter().all(is_new) {
+            return Err(damaged("it does not have each item once"));
+        }
+        let ends = [starts.first().copied(), starts.last().copied()];
+        if ends != [Some(0), Some(count as u32)] || !starts.is_sorted_by(|a, b| a < b) {
+            return Err(damaged("nodes without items"));
+        }
+        let mut layers = empty_layers(starts.len() - 1);
+        for (at, layer) in layers.iter_mut().enumerate() {
+            let (links, nodes) = (read(&layer_name(at))?, layer.nodes());
+            let is_right = |link: &u32| *link == FREE || (*link as usize) < nodes;
+            if links.len() != layer.links.len() || !links.iter().all(is_right) {
+                return Err(damaged(&format!("wrong links in layer {at}")));
+            }
+            layer.links = links;
+        }
+        Ok(Index { items, starts, layers, sum })
+    }
+}
+
+/// Returns the items of all nodes, and where those of each start: items with the same vector are one
+/// node. The order of nodes is a random one.
+fn nodes_of(vectors: &Vectors) -> (Vec<u32>, Vec<u32>) {
+    let mut order: Vec<u32> = (0..vectors.len() as u32).collect();
+    Sequence::new(SEED, 0).shuffle(&mut order);
+    let mut nodes: Vec<Vec<u32>> = Vec::new();
+    let mut known: HashMap<Vec<u32>, usize> = HashMap::new();
+    for item in order {
+        let bits = vectors.vector(item as usize).iter().map(|value| value.to_bits()).collect();
+        let node = *known.entry(bits).or_insert(nodes.len());
+        match nodes.get_mut(node) {
+            Some(items) => items.push(item),
+            None => nodes.push(vec![item]),
+        }
+    }
+    let mut starts = vec![0];
+    let ends = nodes.iter().scan(0, |end, items| {
+        *end += items.len() as u32;
+        Some(*end)
+    });
+    starts.extend(ends);
+    (nodes.concat(), starts)
+}
+
+fn layer_name(at: usize) -> String {
+    format!("links_{at}")
+}
+
+/// Returns layers without links: a node in [`LINKS`] is also in the layer above.
+fn empty_layers(count: usize) -> Vec<Layer> {
+    let mut layers = Vec::new();
+    let (mut nodes, mut width) = (count, 2 * LINKS);
+    loop {
+        layers.push(Layer { width, links: vec![FREE; nodes * width] });
+        if nodes <= LINKS {
+            return layers;
+        }
+        (nodes, width) = (nodes.div_ceil(LINKS), LINKS);
+    }
+}
+
+/// Returns the `kept` nearest nodes that a walk finds, nearest first. It starts at some nodes, and
+/// ends when no link leads nearer than the farthest kept node.
+fn search(
+    layer: &Layer,
+    starts: &[Near],
+    kept: usize,
+    distance: &impl Fn(u32) -> f32,
+    seen: &mut Seen,
+) -> Vec<Near> {
+    seen.begin(layer.nodes());
+    let mut open: BinaryHeap<Reverse<Near>> = BinaryHeap::new();
+    let mut best: BinaryHeap<Near> = BinaryHeap::new();
+    for start in starts.iter().filter(|start| (start.node as usize) < layer.nodes()) {
+        if seen.is_new(start.node) {
+            open.push(Reverse(*start));
+            best.push(*start);
+        }
+    }
+    while best.len() > kept {
+        best.pop();
+    }
+    while let Some(Reverse(near)) = open.pop() {
+        if best.len() >= kept && best.peek().is_some_and(|worst| near > *worst) {
+            break;
+        }
+        for node in layer.of(near.node) {
+            if !seen.is_new(node) {
+                continue;
+            }
+            let found = Near { distance: distance(node), node };
+            if best.len() < kept || best.peek().is_some_and(|worst| found < *worst) {
+                open.push(Reverse(found));
+                best.push(found);
+                if best.len() > kept {
+                    best.pop();
+                }
+            }
+        }
+    }
+    best.into_sorted_vec()
+}
+
+/// Chooses links among near nodes, nearest first: a node that is nearer to a chosen one than to the
+/// linking node is reached through that one. Free places are filled with the nearest others.
+fn chosen(near: &[Near], count: usize, space: &Space<'_>) -> Vec<Near> {
+    let (mut chosen, mut others): (Vec<Near>, Vec<Near>) = (Vec::new(), Vec::new());
+    for found in near {
+        if chosen.len() == count {
+            break;
+        }
+        let is_reached =
+            chosen.iter().any(|it| space.distance(it.node, found.node) < found.distance);
+        if is_reached { others.push(*found) } else { chosen.push(*found) }
+    }
+    let free = count - chosen.len();
+    chosen.extend(others.into_iter().take(free));
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vectors::Texts;
+    use fleet_base::temporary::TemporaryFolder;
+    use std::time::Instant;
+
+    /// Vectors around a few centres, as those of a trained model are, and queries like them.
+    fn vectors(count: usize, dim: usize, seed: u64, are_equally_long: bool) -> Vectors {
+        let mut random = Sequence::new(seed, 7);
+        let mut centres = Sequence::new(1, 3);
+        let centres: Vec<f32> = (0..40 * dim).map(|_| centres.normal() as f32).collect();
+        let mut values = Vec::new();
+        for _ in 0..count {
+            let centre = random.below(40) as usize;
+            let length = if are_equally_long { 1.0 } else { random.unit() as f32 + 0.2 };
+            let at = &centres[centre * dim..][..dim];
+            let vector: Vec<f32> =
+                at.iter().map(|value| length * (value + 0.7 * random.normal() as f32)).collect();
+            let norm = if are_equally_long { product(&vector, &vector).sqrt() } else { 1.0 };
+            values.extend(vector.iter().map(|value| value / norm));
+        }
+        let names = (0..count).map(|at| at.to_string()).collect();
+        Vectors { texts: Texts { column: "item".into(), values: names }, dim, values }
+    }
+
+    /// Returns the share of the exact nearest items that the index finds.
+    fn recall(items: &Vectors, index: &Index, queries: &Vectors, count: usize) -> f64 {
+        let (mut found, mut seen) = (0, Seen::default());
+        for query in 0..queries.len() {
+            let query = queries.vector(query);
+            let exact = items.nearest(query, count, |_| false);
+            let near = index.nearest(items, query, (count, 0), |_| false, &mut seen);
+            assert_eq!(near.len(), count.min(items.len()));
+            // A found item has the same score, bit for bit.
+            for (at, score) in &near {
+                assert_eq!(*score, product(items.vector(*at), query));
+            }
+            found += near.iter().filter(|it| exact.contains(it)).count();
+        }
+        found as f64 / (queries.len() * count.min(items.len())) as f64
+    }
+
+    #[test]
+    fn most_of_the_nearest_are_found() {
+        for (are_equally_long, dim) in [(true, 16), (false, 16), (false, 32)] {
+            let items = vectors(4000, dim, 1, are_equally_long);
+            let queries = vectors(200, dim, 2, are_equally_long);
+            let begin = Instant::now();
+            let index = Index::build(&items).unwrap();
+            let built = begin.elapsed();
+            let recall = recall(&items, &index, &queries, 10);
+            let kind = if are_equally_long { "cosine" } else { "dot" };
+            println!(
+                "recall@10 {recall:.4} of 4000 items, {kind}, dim {dim}, built in {built:.1?}"
+            );
+            assert!(recall > 0.97, "{recall}");
+        }
+    }
+
+    #[test]
+    fn few_items_and_exclusions_are_exact() {
+        for count in [0, 1, 2, 17, 100] {
+            let items = vectors(count, 8, 1, false);
+            let index = Index::build(&items).unwrap();
+            let queries = vectors(20, 8, 2, false);
+            let mut seen = Seen::default();
+            for at in 0..queries.len() {
+                let query = queries.vector(at);
+                let exact = items.nearest(query, 10, |_| false);
+                let near = index.nearest(&items, query, (10, 0), |_| false, &mut seen);
+                assert_eq!(near, exact);
+                let best: Vec<usize> = exact.iter().take(3).map(|(at, _)| *at).collect();
+                let is_best = |at: usize| best.contains(&at);
+                let exact = items.nearest(query, 10, is_best);
+                assert_eq!(index.nearest(&items, query, (10, 3), is_best, &mut seen), exact);
+            }
+            assert!(
+                index.nearest(&items, queries.vector(0), (0, 0), |_| false, &mut seen).is_empty()
+            );
+        }
+    }
+
+    /// Equal vectors, and vectors of zeros, have places as well.
+    #[test]
+    fn equal_vectors_are_found() {
+        let mut items = vectors(500, 4, 1, false);
+        items.values[..400 * 4].fill(0.25);
+        items.values[400 * 4..450 * 4].fill(0.0);
+        let index = Index::build(&items).unwrap();
+        assert_eq!(index.nodes(), 52);
+        for query in [[1.0; 4], [-1.0, 0.5, 2.0, 0.0], [0.0; 4]] {
+            for count in [5, 100, 460] {
+                let seen = &mut Seen::default();
+                let near = index.nearest(&items, &query, (count, 0), |_| false, seen);
+                assert_eq!(near, items.nearest(&query, count, |_| false), "{count}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_saved_index_is_checked() {
+        let folder = TemporaryFolder::new(&std::env::temp_dir(), "fleet-nearest").unwrap();
+        let path = folder.path().join("items.index.safetensors");
+        let items = vectors(300, 8, 1, false);
+        let index = Index::build(&items).unwrap();
+        index.save(&path).unwrap();
+        assert!(Index::load(&path, &items).unwrap() == index);
+        let mut other = items.clone();
+        other.values[0] += 1.0;
+        let error = Index::load(&path, &other).unwrap_err().to_string();
+        assert!(error.contains("is of other vectors"), "{error}");
+        type Change = fn(&mut Index);
+        let changes: [(Change, &str); 5] = [
+            (|it| it.items[3] = it.items[4], "each item once"),
+            (|it| it.starts[1] = 0, "nodes without items"),
+            (|it| it.layers[0].links[5] = 300, "links in layer 0"),
+            (|it| it.layers[1].links[0] = 19, "links in layer 1"),
+            (|it| drop(it.layers.pop()), "no tensor 'links_2'"),
+        ];
+        for (change, part) in changes {
+            let mut wrong = index.clone();
+            change(&mut wrong);
+            wrong.save(&path).unwrap();
+            let error = Index::load(&path, &items).unwrap_err().to_string();
+            assert!(error.contains("is damaged") && error.contains(part), "{part}: {error}");
+        }
+        std::fs::write(&path, b"nothing").unwrap();
+        assert!(Index::load(&path, &items).is_err());
+    }
+}
