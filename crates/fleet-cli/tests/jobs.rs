@@ -495,6 +495,21 @@ fn items_are_retrieved_by_drawn_negatives() {
         // The saved model has no drawn items: each row has a score.
         assert_eq!(place.predict("test.csv").len(), 300);
     }
+    // Rows have weights; those of drawn items have none.
+    let place = retrieval_job("drawn-weights", "hidden = [16]\nnegatives = 40");
+    for name in ["train.csv", "test.csv"] {
+        let text = place.read(name);
+        let line = |(at, line): (usize, &str)| match at {
+            0 => format!("{line},w\n"),
+            at => format!("{line},{}\n", at % 3),
+        };
+        let text: String = text.lines().enumerate().map(line).collect();
+        fs::write(place.0.join(name), text).unwrap();
+    }
+    let job = place.read("job.toml").replace("user =", "w = { role = \"weight\" }\nuser =");
+    fs::write(place.0.join("job.toml"), job).unwrap();
+    place.run("fleet job train job.toml --threads 2");
+    assert!(place.measure("recall") > 0.35, "{}", place.measure("recall"));
     let place = retrieval_job("drawn-streamed", "hidden = [16]\nnegatives = 40");
     let job = place.read("job.toml").replace("missing", "memory = \"1KB\"\nmissing");
     fs::write(place.0.join("job.toml"), job).unwrap();

@@ -72,6 +72,12 @@ fn rows_count_by_their_weights() {
     for (name, label, task) in [
         ("binary", "y = { role = \"label\", positive = \"yes\" }", ""),
         (
+            "labels",
+            "y = { role = \"label\", positive = \"yes\" }\n\
+             z = { role = \"label\", at_least = 100 }",
+            "[model]\nkind = \"mmoe\"\nhidden = [16]\ntower = [8]\n",
+        ),
+        (
             "regression",
             "z = { role = \"label\", at_least = 100 }",
             "[task]\nkind = \"regression\"\n",
