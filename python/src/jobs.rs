@@ -53,7 +53,8 @@ pub fn job_predict<'py>(
     is_by_name: bool,
     threads: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let scores = waiting(py, || embed::predict(&folder, &Env::process(), &files, is_by_name, threads))?;
+    let scores =
+        waiting(py, || embed::predict(&folder, &Env::process(), &files, is_by_name, threads))?;
     let (rows, width) = (scores.values.len() / scores.width.max(1), scores.width);
     let array = PyArray1::from_vec(py, scores.values);
     match width {

@@ -31,7 +31,7 @@ enum Form {
         text: String,
     },
     #[cfg(feature = "parquet")]
-    Parquet(parquet_table::Table),
+    Parquet(Box<parquet_table::Table>),
 }
 
 impl FloatTable {
@@ -51,7 +51,7 @@ impl FloatTable {
             return Ok(FloatTable { texts: count, columns, form });
         }
         #[cfg(feature = "parquet")]
-        let form = Form::Parquet(parquet_table::Table::create(path, texts, names)?);
+        let form = Form::Parquet(Box::new(parquet_table::Table::create(path, texts, names)?));
         #[cfg(feature = "parquet")]
         return Ok(FloatTable { texts: count, columns, form });
         #[cfg(not(feature = "parquet"))]

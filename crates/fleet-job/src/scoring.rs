@@ -96,7 +96,7 @@ pub fn score_batch(model: &mut SavedModel, batch: &Batch, scored: &mut Scored) -
     add(scored, model.score(batch)?, batch, parts)
 }
 
-/// What a batch has besides scores.
+/// The parts of a batch besides its scores.
 #[derive(Clone, Copy)]
 struct Parts {
     is_class: bool,
