@@ -441,7 +441,8 @@ impl<'t> Rules<'t> {
             self.add(problem.help("remove the field"), place);
         } else if job.train.batch.saturating_mul(count) > BATCH_OF_PAIRS_MAX.pow(2) {
             let message = format!(
-                "expected at most {} products of the batch's rows and these items, got {} x {count}",
+                "expected at most {} products of the batch's rows and these items, got {} x \
+                 {count}",
                 BATCH_OF_PAIRS_MAX.pow(2),
                 job.train.batch
             );

@@ -8,8 +8,8 @@
 //!
 //! * `schema/` has all fields of a job file, `file/` reads them with their places, `job.rs` makes
 //!   values of them, and `check.rs` has the rules between fields.
-//! * `origin.rs`, `raw.rs`, `split.rs` and `rows.rs` read the data; `features/` is fitted to it, and saved with
-//!   the model. Validation, reports and predictions apply the same features.
+//! * `origin.rs`, `raw.rs`, `split.rs` and `rows.rs` read the data; `features/` is fitted to it,
+//!   and saved with the model. Validation, reports and predictions apply the same features.
 //! * `model/` writes the program, `train/` trains it by [`fleet::Trainer`], `saved.rs` is the
 //!   result, and `report/` measures it. `tune/` trains many variants of a job.
 //! * `negatives.rs` draws items for a retrieval, whose vectors `retrieval.rs` saves; `recommend.rs`

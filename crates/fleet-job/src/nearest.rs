@@ -1,8 +1,9 @@
 //! An index of vectors, for searches that compare a query with few of them: a hierarchical
 //! navigable small world graph (HNSW; Malkov and Yashunin, 2016).
 //!
-//! A node of the graph is a vector, with all items that have it. Each is linked with near ones. A search walks along the links towards the query, first in
-//! sparse layers, then in the layer of all nodes. It may miss some of the nearest ones.
+//! A node of the graph is a vector, with all items that have it. Each is linked with near ones. A
+//! search walks along the links towards the query, first in sparse layers, then in the layer of all
+//! nodes. It may miss some of the nearest ones.
 //!
 //! The graph follows from the vectors alone: nodes are inserted in a seeded order, by one thread. A
 //! layer has the first nodes of that order, a sixteenth of those of the layer below.
@@ -321,8 +322,8 @@ impl Index {
     }
 }
 
-/// Returns the items of all nodes, and where those of each start: items with the same vector are one
-/// node. The order of nodes is a random one.
+/// Returns the items of all nodes, and where those of each start: items with the same vector are
+/// one node. The order of nodes is a random one.
 fn nodes_of(vectors: &Vectors) -> (Vec<u32>, Vec<u32>) {
     let mut order: Vec<u32> = (0..vectors.len() as u32).collect();
     Sequence::new(SEED, 0).shuffle(&mut order);

@@ -1,4 +1,5 @@
-//! `fleet export --onnx`: a model folder as one ONNX file, whose inputs are the columns of the data.
+//! `fleet export --onnx`: a model folder as one ONNX file, whose inputs are the columns of the
+//! data.
 
 use crate::saved::{FEATURES_FILE, JOB_FILE, PROGRAM_FOLDER, SavedModel};
 use fleet::{ExecOptions, OnnxInputs, OnnxOptions, WrittenOnnx};

@@ -209,8 +209,8 @@ impl<'a> Exporter<'a> {
         Ok(OnnxModel { head, graph, initializers, opset: self.options.opset })
     }
 
-    /// Returns the value of a result under its name. A value that is an input, a constant or another
-    /// result is copied.
+    /// Returns the value of a result under its name. A value that is an input, a constant or
+    /// another result is copied.
     fn output(&mut self, (id, name): (VarId, &str), value: Value, others: &[Value]) -> Value {
         let is_own = self.held.iter().any(|(held, it)| {
             *it == value && (self.program.var(*held).is_data || self.program.var(*held).persistable)

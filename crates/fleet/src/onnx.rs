@@ -75,8 +75,8 @@ pub fn export_onnx_model(
     export(&program, &targets, &mut values, options)?.save(path.as_ref())
 }
 
-/// Writes a saved model like [`export_onnx_model`], with nodes before it that `prepare` writes: they
-/// compute its inputs from those of the file.
+/// Writes a saved model like [`export_onnx_model`], with nodes before it that `prepare` writes:
+/// they compute its inputs from those of the file.
 pub fn export_onnx_model_from(
     dir: impl AsRef<Path>,
     path: impl AsRef<Path>,

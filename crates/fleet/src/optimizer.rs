@@ -286,20 +286,8 @@ impl DistributedOptimizer<'_> {
                 memory_before = planned.memory_before;
             }
             let mut off = None;
-            let saved = self.source.as_ref().filter(|_| ranks.count > 1 && prediction.is_none());
-            let saved = saved.and_then(|source| Saved::read(source.file()));
-            if let Some(Saved { ranks: planned, prediction: of_file }) = saved {
-                match planned == ranks.count {
-                    true => prediction = Some(of_file),
-                    false => {
-                        let line = format!(
-                            "the strategy was planned for {planned} ranks, and the job has {}: its \
-                             prediction is not compared",
-                            ranks.count
-                        );
-                        off = Some(line);
-                    }
-                }
+            if ranks.count > 1 && prediction.is_none() {
+                (prediction, off) = self.saved_prediction(ranks.count);
             }
             let on = Cluster { ranks, rates, layout };
             let written = self.strategy_ref(&strategy);
@@ -317,21 +305,48 @@ impl DistributedOptimizer<'_> {
                 let value = strategy.get(field).unwrap_or_default();
                 format!("{field}: {value}, from {flag}")
             });
-            let report = Printed {
-                strategy: &strategy,
-                is_alone: ranks.count == 1,
-                overview: self.fleet.env().text(names::FLEET_OVERVIEW),
-                flags: flags.collect(),
-                warnings: &plan.warnings,
-                decisions: &plan.decisions,
-                outcomes: &plan.outcomes,
-                notes: &plan.notes,
-            };
-            let ranks = counted(ranks.count, "rank");
-            report.print(format_args!("{ranks}, {}", plan.chain_text()));
+            self.report(&strategy, flags.collect(), &plan);
         }
         let is_of_file = self.source.is_some() && ranks.count > 1;
         Ok(Distributed { plan, strategy, network, prediction, memory_before, is_of_file })
+    }
+
+    /// Returns the prediction that `fleet plan` wrote into the strategy file, or the reason why it
+    /// is not compared.
+    fn saved_prediction(&self, ranks: usize) -> (Option<planner::Prediction>, Option<String>) {
+        match self.source.as_ref().and_then(|source| Saved::read(source.file())) {
+            None => (None, None),
+            Some(saved) if saved.ranks == ranks => (Some(saved.prediction), None),
+            Some(saved) => {
+                let line = format!(
+                    "the strategy was planned for {} ranks, and the job has {ranks}: its \
+                     prediction is not compared",
+                    saved.ranks
+                );
+                (None, Some(line))
+            }
+        }
+    }
+
+    /// Prints the strategy in force, and what came of it.
+    fn report(
+        &self,
+        strategy: &DistributedStrategy,
+        flags: Vec<String>,
+        plan: &fleet_strategy::Plan,
+    ) {
+        let ranks = self.fleet.ranks().count;
+        let report = Printed {
+            strategy,
+            is_alone: ranks == 1,
+            overview: self.fleet.env().text(names::FLEET_OVERVIEW),
+            flags,
+            warnings: &plan.warnings,
+            decisions: &plan.decisions,
+            outcomes: &plan.outcomes,
+            notes: &plan.notes,
+        };
+        report.print(format_args!("{}, {}", counted(ranks, "rank"), plan.chain_text()));
     }
 }
 

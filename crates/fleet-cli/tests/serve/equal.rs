@@ -148,7 +148,8 @@ fn several_labels_have_one_score_each() {
 #[test]
 fn a_ranking_has_one_score() {
     let columns = "y = { role = \"label\", positive = \"yes\" }\nage = { kind = \"number\" }\n\
-        city = { kind = \"category\" }\ntags = { kind = \"categories\" }\nuser = { role = \"group\" }";
+        city = { kind = \"category\" }\ntags = { kind = \"categories\" }\n\
+        user = { role = \"group\" }";
     let task = "[task]\nkind = \"ranking\"\ngroup = \"user\"";
     let (place, rows) = trained("equal_ranking", columns, task);
     let scores = check_ways(&place, &rows, 1).concat();

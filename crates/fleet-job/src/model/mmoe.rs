@@ -1,7 +1,7 @@
 //! The network of several labels, a multi-gate mixture of experts: each label weighs the same
 //! experts by a gate of its own, so that labels share what they have in common.
 
-use super::networks::layers;
+use super::hidden::layers;
 use crate::job::ModelPart;
 use fleet::nn::layers::Fc;
 use fleet::nn::{Net, Var};

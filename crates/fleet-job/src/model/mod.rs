@@ -1,9 +1,11 @@
 //! Networks of jobs: from features, a task and the table `[model]` to a program.
 //!
-//! `inputs.rs` makes vectors of the features, `networks.rs` has the networks over them, and
-//! `output.rs` the loss and the scores of a task; `ranking.rs` has those of rows in groups,
-//! `retrieval.rs` those of choices among all items. `mmoe.rs` has the network of several labels.
+//! `inputs.rs` makes vectors of the features, `networks.rs` has the networks over them, `hidden.rs`
+//! their hidden layers, and `output.rs` the loss and the scores of a task; `ranking.rs` has those
+//! of rows in groups, `retrieval.rs` those of choices among all items. `mmoe.rs` has the network of
+//! several labels.
 
+mod hidden;
 mod inputs;
 mod mmoe;
 mod networks;

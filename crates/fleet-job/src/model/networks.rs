@@ -1,12 +1,13 @@
 //! The networks over the features.
 
+use super::hidden::layers;
 use super::inputs::{Inputs, width};
 use super::mmoe;
 use crate::features::Features;
 use crate::job::{Job, ModelKind, ModelPart, Side};
 use fleet::DType;
-use fleet::nn::layers::{BatchNorm, Fc};
-use fleet::nn::{Act, Init, Net, ParamAttr, Var};
+use fleet::nn::layers::Fc;
+use fleet::nn::{Init, Net, ParamAttr, Var};
 
 /// Returns whether a network has one weight for each id.
 pub fn has_linear(job: &Job) -> bool {
@@ -127,26 +128,6 @@ fn with_input_dropout<'n>(x: Var<'n>, model: &ModelPart) -> Var<'n> {
         true => x.dropout(model.input_dropout),
         false => x,
     }
-}
-
-/// Layers of these sizes, with the activation, dropout and normalization of hidden layers.
-pub fn layers<'n>(mut x: Var<'n>, model: &ModelPart, sizes: &[i64], name: &str) -> Var<'n> {
-    // The schema lists the same names.
-    let act: Act = model.activation.parse().unwrap_or(Act::Relu);
-    for (index, size) in sizes.iter().enumerate() {
-        let layer = Fc::new(*size).name(format!("{name}hidden_{index}"));
-        x = match model.has_batch_norm {
-            true => {
-                let norm = BatchNorm::new().name(format!("{name}norm_{index}"));
-                x.fc(layer).batch_norm(norm).act(act)
-            }
-            false => x.fc(layer.act(act)),
-        };
-        if model.dropout > 0.0 {
-            x = x.dropout(model.dropout);
-        }
-    }
-    x
 }
 
 /// One weight for each id and number.

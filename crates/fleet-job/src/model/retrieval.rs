@@ -134,7 +134,7 @@ mod tests {
     }
 
     /// Losses of rows `own` of a batch, by the network and by the plain formula: `-log(p)` with
-    /// `p = exp(s) / (exp(s) + sum of exp(s of others))`, where each s is the product divided by the
+    /// `p = exp(s) / (exp(s) + sum of exp(s of others))`. Each s is the product divided by the
     /// temperature, minus the logarithm of the item's chance to be there.
     fn check(softmax: &Softmax, names: &[i64], log_frequency: &[f32], own: usize) {
         let net = Net::new();

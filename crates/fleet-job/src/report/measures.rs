@@ -1,6 +1,6 @@
 //! Measures of scores: single numbers over all rows, or over those of a slice.
 
-use super::{Cell, Table, finite, labels};
+use super::{Cell, Table, finite};
 use crate::features::{Features, Label, Meaning, Slice};
 use crate::scoring::Scored;
 use fleet_metrics::{Ranking, RankingMeans};
@@ -95,7 +95,7 @@ pub fn label_of(key: &str) -> &str {
 
 fn measures(scored: &Scored, rows: &[usize], features: &Features) -> Measures {
     if features.has_labels() {
-        return labels::measures(scored, rows, features);
+        return of_labels(scored, rows, features);
     }
     let label = &features.label;
     let values = match (&features.group, &label.meaning) {
@@ -106,6 +106,31 @@ fn measures(scored: &Scored, rows: &[usize], features: &Features) -> Measures {
     };
     let values = values.into_iter().map(|(key, value)| (key.into(), value)).collect();
     Measures { rows: rows.len(), values }
+}
+
+/// Means over the labels, and the area of each label.
+fn of_labels(scored: &Scored, rows: &[usize], features: &Features) -> Measures {
+    let each = of_each_label(scored, rows, features);
+    let mean = |key: &str| each.iter().map(|it| value(it, key)).sum::<f64>() / each.len() as f64;
+    let mut values = vec![("auc".into(), mean("auc")), ("loss".into(), mean("loss"))];
+    let areas = features.label_names().into_iter().zip(&each);
+    values.extend(areas.map(|(name, it)| (format!("auc.{name}").into(), value(it, "auc"))));
+    Measures { rows: rows.len(), values }
+}
+
+/// The measures of each label.
+pub fn of_each_label(
+    scored: &Scored,
+    rows: &[usize],
+    features: &Features,
+) -> Vec<Vec<(&'static str, f64)>> {
+    let all: Vec<usize> = (0..rows.len()).collect();
+    let of = |label: usize| of_chances(&scored.of_label(label, features.scores(), rows), &all);
+    (0..features.scores()).map(of).collect()
+}
+
+fn value(measures: &[(&'static str, f64)], key: &str) -> f64 {
+    measures.iter().find(|(known, _)| *known == key).map_or(f64::NAN, |(_, value)| *value)
 }
 
 /// Returns a mean over rows, which count by their weights.
@@ -168,7 +193,7 @@ fn of_numbers(scored: &Scored, rows: &[usize], of: &Label) -> Vec<(&'static str,
     values
 }
 
-pub fn of_chances(scored: &Scored, rows: &[usize]) -> Vec<(&'static str, f64)> {
+fn of_chances(scored: &Scored, rows: &[usize]) -> Vec<(&'static str, f64)> {
     let label = |row: usize| f64::from(scored.labels[row]);
     let score = |row: usize| f64::from(scored.scores[row]);
     let chance = |row: usize| if label(row) > 0.5 { score(row) } else { 1.0 - score(row) };

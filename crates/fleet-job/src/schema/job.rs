@@ -309,8 +309,8 @@ static MODEL: Table = Table {
             "negatives",
             SIZE,
             "",
-            "two_tower, retrieval: items that are drawn for each batch as those not chosen, instead \
-             of the items of its other rows",
+            "two_tower, retrieval: items that are drawn for each batch as those not chosen, \
+             instead of the items of its other rows",
         ),
         field(
             "negatives_power",
@@ -495,7 +495,8 @@ static EVALUATION: Table = Table {
 const GOAL: Kind = Kind::Choice(&[
     (
         "auc",
-        "binary, and regression with at_least: area under the ROC curve; the mean of several labels",
+        "binary, and regression with at_least: area under the ROC curve; the mean of several \
+         labels",
     ),
     ("loss", "the training loss, such as log-loss, cross entropy or squared error"),
     ("accuracy", "multi_class: share of right predictions"),

@@ -234,8 +234,8 @@ pub trait UpdateRule: fmt::Debug + Send + Sync {
     /// Returns the name of the op.
     fn op(&self) -> &'static str;
 
-    /// Returns the name of the op for a parameter of which each rank of a ring has a part. `None` if
-    /// the update needs nothing of other parts, or cannot get it.
+    /// Returns the name of the op for a parameter of which each rank of a ring has a part. `None`
+    /// if the update needs nothing of other parts, or cannot get it.
     fn op_of_parts(&self) -> Option<&'static str> {
         None
     }
