@@ -367,9 +367,8 @@ impl ProgramArgs {
         if !searches || !fleet_strategy::auto::chooses(strategy) {
             return Ok(Cluster { ranks, rates, layout: None });
         }
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let speeds = Speeds { rates: rates.clone(), has_spare_cores: true, ..Speeds::default() };
-        let machines = Machines { ranks: Ranks { rank: 0, ..ranks }, speeds, threads: cores };
+        let machines = Machines { ranks: Ranks { rank: 0, ..ranks }, speeds, threads: 1 };
         let memory = self.rank_memory.map(|bytes| bytes as u64);
         let mut layout = choose_layout(network, &machines, memory);
         layout.reasons.extend(self.missing(&ranks, network.programs));

@@ -61,7 +61,8 @@ pub fn plan_job(
         let speeds = Speeds { rates: rates.clone(), factors, has_spare_cores };
         let machines = Machines { ranks, speeds, threads };
         let found;
-        (found, reasons) = look(network, &machines, memory, (global_batch, known));
+        let deadline = Some(Instant::now() + SEARCH_MAX);
+        (found, reasons) = look(network, &machines, memory, (global_batch, known), deadline);
         if let Some(best) = found.candidates.first() {
             own = numbers(best);
         }
@@ -87,7 +88,8 @@ pub fn choose_layout(
     memory: Option<u64>,
 ) -> ChosenLayout {
     let known = fixed_batch(&network.programs.main).or(machines.speeds.rates.batch);
-    let (found, reasons) = look(network, machines, memory, (None, known));
+    // The result must not depend on the load of the machine, so there is no deadline.
+    let (found, reasons) = look(network, machines, memory, (None, known), None);
     let strategy = found.candidates.first().map_or_else(DistributedStrategy::new, |best| {
         best.layout.strategy(&DistributedStrategy::new(), best.batch)
     });
@@ -101,6 +103,7 @@ fn look(
     machines: &Machines,
     memory: Option<u64>,
     (whole, known): (Option<usize>, Option<usize>),
+    deadline: Option<Instant>,
 ) -> (Found, Vec<String>) {
     let found = search(&LayoutSearch {
         network,
@@ -112,8 +115,8 @@ fn look(
             None => Batch::EachCopy(known.unwrap_or(BATCH_ASSUMED)),
         },
         goal: if known.is_some() { Goal::KeepSamples } else { Goal::OnlyKeepSamples },
-        threads: machines.threads,
-        deadline: Some(Instant::now() + SEARCH_MAX),
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        deadline,
     });
     let mut reasons = describe(&found, memory, known.is_some());
     if known.is_none() {
