@@ -7,6 +7,7 @@
 
 mod bert4;
 mod cpu;
+mod csv_training;
 mod data;
 mod datasets;
 mod ddp;
@@ -102,6 +103,8 @@ fn job(name: &str, options: &Options) -> fleet::Result<()> {
         #[cfg(feature = "grpc")]
         "rec/serve_grpc" => serving::serve_grpc(options),
         "rec/predict" => serving::predict(options),
+        "rec/csv_training" => csv_training::run(options, csv_training::Rows::Loaded),
+        "rec/csv_training_streamed" => csv_training::run(options, csv_training::Rows::Streamed),
         "rec/adult_vs_widedeep" => rec::run(options, &rec::ADULT),
         "rec/movielens_vs_widedeep" => rec::run(options, &rec::MOVIELENS),
         other => Err(fleet::Error::invalid("unknown benchmark").got(other)),

@@ -62,6 +62,11 @@ impl Lanes {
         lanes
     }
 
+    /// Returns the number of threads.
+    pub fn count(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// Returns one lane more over the same parameters, for another thread.
     pub fn share(&mut self) -> Lanes {
         let (services, options) = (self.services.clone(), self.options.clone());

@@ -118,6 +118,11 @@ impl SavedModel {
         &self.targets
     }
 
+    /// Returns the number of threads that score rows.
+    pub fn threads(&self) -> usize {
+        self.lanes.count()
+    }
+
     /// Returns the number of scores of a row.
     pub fn scores(&self) -> usize {
         self.features.scores()

@@ -3,8 +3,10 @@
 use crate::features::{Features, INPUT_GROUP, INPUT_LABEL, INPUT_WEIGHT, slot_of_slice};
 use crate::saved::SavedModel;
 use fleet::data::{Batch, BatchSource, Dataset, Prefetch};
-use fleet_base::Result;
+use fleet_base::{Error, Result};
 use fleet_metrics::RankedScores;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Scope, ScopedJoinHandle};
 
 /// Scores, labels and slices of the rows of a part.
 #[derive(Clone, Default)]
@@ -60,19 +62,104 @@ impl Scored {
 
 /// Batches that are read ahead.
 const AHEAD: usize = 2;
+/// Batches of each scoring thread: one that is scored, and one that waits.
+const BATCHES_PER_THREAD: usize = 2;
 
-/// Calls a function with the scores of each batch, in the order of the rows.
+/// Calls a function with the scores of each batch, in the order of the rows. While it runs, other
+/// threads score the next batches, and read those after them.
 pub fn for_each_batch(
     model: &mut SavedModel,
     dataset: &dyn Dataset,
+    call: impl FnMut(&[f32], &Batch) -> Result<()>,
+) -> Result<()> {
+    let batches = Prefetch::start(dataset.sources(1)?, dataset.layout(), AHEAD)?;
+    let mut models: Vec<SavedModel> = (0..model.threads()).map(|_| model.share()).collect();
+    std::thread::scope(|scope| {
+        let mut workers: Vec<Worker<'_>> =
+            models.iter_mut().map(|model| Worker::start(scope, model)).collect();
+        let scored = score_in_turn(&mut workers, batches, dataset, call);
+        let ended: Result<()> = workers.into_iter().try_for_each(Worker::end);
+        scored.and(ended)
+    })
+}
+
+/// Gives each worker a batch in turn, and takes the scores in the same order.
+fn score_in_turn(
+    workers: &mut [Worker<'_>],
+    mut batches: Prefetch,
+    dataset: &dyn Dataset,
     mut call: impl FnMut(&[f32], &Batch) -> Result<()>,
 ) -> Result<()> {
-    let mut batches = Prefetch::start(dataset.sources(1)?, dataset.layout(), AHEAD)?;
-    let mut batch = Batch::new(dataset.layout());
-    while batches.next_batch(&mut batch)? {
-        call(model.score(&batch)?, &batch)?;
+    let count = workers.len();
+    let (mut given, mut taken, mut is_end) = (0, 0, false);
+    let mut unused: Vec<Scores> = Vec::new();
+    loop {
+        while !is_end && given - taken < BATCHES_PER_THREAD * count {
+            let new = || Scores { batch: Batch::new(dataset.layout()), values: Vec::new() };
+            let mut next = unused.pop().unwrap_or_else(new);
+            is_end = !batches.next_batch(&mut next.batch)?;
+            if !is_end {
+                workers[given % count].give(next)?;
+                given += 1;
+            }
+        }
+        if taken == given {
+            return Ok(());
+        }
+        let scores = workers[taken % count].take()?;
+        taken += 1;
+        call(&scores.values, &scores.batch)?;
+        unused.push(scores);
     }
-    Ok(())
+}
+
+/// A batch, and its scores once a worker has filled them in.
+struct Scores {
+    batch: Batch,
+    values: Vec<f32>,
+}
+
+/// A thread that scores batches.
+struct Worker<'s> {
+    batches: Sender<Scores>,
+    scores: Receiver<Result<Scores>>,
+    thread: ScopedJoinHandle<'s, ()>,
+}
+
+impl<'s> Worker<'s> {
+    fn start<'m: 's>(scope: &'s Scope<'s, '_>, model: &'m mut SavedModel) -> Worker<'s> {
+        let (batches, take_batch) = channel::<Scores>();
+        let (give_scores, scores) = channel();
+        let thread = scope.spawn(move || {
+            for mut next in take_batch {
+                let scored = model.score(&next.batch).map(|values| {
+                    next.values.clear();
+                    next.values.extend_from_slice(values);
+                });
+                // After an error no more scores are taken.
+                let _ = give_scores.send(scored.map(|()| next));
+            }
+        });
+        Worker { batches, scores, thread }
+    }
+
+    fn give(&self, batch: Scores) -> Result<()> {
+        self.batches.send(batch).map_err(|_| has_panicked())
+    }
+
+    fn take(&self) -> Result<Scores> {
+        self.scores.recv().map_err(|_| has_panicked())?
+    }
+
+    /// Waits for the end of the thread.
+    fn end(self) -> Result<()> {
+        drop(self.batches);
+        self.thread.join().map_err(|_| has_panicked())
+    }
+}
+
+fn has_panicked() -> Error {
+    Error::internal("a thread that scores rows has panicked")
 }
 
 /// Scores rows that have labels.

@@ -267,6 +267,18 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "rec/serve_json", unit: "ms", peers: &[], target: None },
     Bench { name: "rec/serve_grpc", unit: "ms", peers: &[], target: None },
     Bench { name: "rec/predict", unit: "of the forward speed", peers: &[], target: Some(0.8) },
+    Bench {
+        name: "rec/csv_training",
+        unit: "of the speed in memory",
+        peers: &[],
+        target: Some(0.85),
+    },
+    Bench {
+        name: "rec/csv_training_streamed",
+        unit: "of the speed in memory",
+        peers: &[],
+        target: Some(0.85),
+    },
     // 50 ms per start.
     Bench { name: "launch/startup_vs_50ms", unit: "starts/s", peers: &[], target: Some(20.0) },
 ];
