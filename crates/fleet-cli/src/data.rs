@@ -70,6 +70,8 @@ enum FormatArg {
     Multislot,
     Csv,
     Jsonl,
+    /// Lines like Criteo's, of click logs
+    Criteo,
     /// Digits as images, in one folder per class
     Png,
 }
@@ -82,6 +84,8 @@ enum Size {
     Small,
     /// 1,000,000 ids (ctr)
     Large,
+    /// The same, with missing values and effects that are hard to learn (ctr)
+    Hard,
 }
 
 pub fn run(command: &DataCommand, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
@@ -98,6 +102,7 @@ fn make(args: &MakeArgs, out: &mut Output) -> Result<(), ExitReason> {
             FormatArg::Multislot => MakeFormat::MultiSlot,
             FormatArg::Csv => MakeFormat::Csv,
             FormatArg::Jsonl => MakeFormat::JsonLines,
+            FormatArg::Criteo => MakeFormat::Criteo,
             FormatArg::Png => MakeFormat::Png,
         },
         first_row: args.first_row,
@@ -153,6 +158,7 @@ fn kind(args: &MakeArgs) -> Result<MakeKind, Error> {
                 Size::Tiny => CtrConfig::tiny(),
                 Size::Small => CtrConfig::small(),
                 Size::Large => CtrConfig::criteo_like(),
+                Size::Hard => CtrConfig::hard(),
             };
             let drifts = days > 1;
             MakeKind::Ctr(CtrConfig {
@@ -167,8 +173,8 @@ fn kind(args: &MakeArgs) -> Result<MakeKind, Error> {
             let base = match size {
                 Size::Tiny => TextConfig::tiny(),
                 Size::Small => TextConfig::small(),
-                Size::Large => {
-                    let error = Error::invalid("--size large is not supported for kind text");
+                Size::Large | Size::Hard => {
+                    let error = Error::invalid("--size is not supported for kind text");
                     return Err(error.expected("tiny or small"));
                 }
             };

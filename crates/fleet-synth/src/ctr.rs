@@ -34,6 +34,10 @@
 //! | 1,000,000 | 512 | Adagrad 0.05 | 0.001 | 0.0028 |
 //! | 1,000,000 | 2048 | Adagrad 0.1 | 0.002 | 0.0031 |
 //!
+//! [`CtrConfig::hard`] replaces the products `dense_i * beta_i` by curves with effects of missing
+//! numbers (`curve.rs`), has more effects of rare ids, and more pairs. With it, test AUCs of job
+//! files are compared with the best one (`rec/criteo_logs` in `bench/README.md`).
+//!
 //! A permutation for each slot maps ranks to rows, so that frequent rows are not neighbours in
 //! memory, as in a hashed table.
 //!
@@ -46,6 +50,7 @@ use std::ops::Range;
 use fleet_base::rng::{Philox, Sequence};
 use fleet_base::{Error, Result};
 
+use crate::curve::Curve;
 use crate::{PowerLaw, auc_expected, expect_length, expect_within, part_seed, unit_f64};
 
 /// Settings of a click log; `tiny`, `small` and `criteo_like` are presets.
@@ -62,6 +67,8 @@ pub struct CtrConfig {
     pub seed: u64,
     /// Number of dense inputs.
     pub dense_count: usize,
+    /// Whether the effects of dense inputs are curves; otherwise they are proportional.
+    pub is_curved: bool,
     /// Rows of each slot.
     pub slot_rows: Vec<u32>,
     /// Exponent of the ids' power law; larger means fewer distinct ids in a batch.
@@ -92,6 +99,7 @@ impl CtrConfig {
         CtrConfig {
             seed: 1,
             dense_count: 13,
+            is_curved: false,
             slot_rows: Self::spread(26, 4, 5_000),
             id_exponent: 1.1,
             head: 8.0,
@@ -131,6 +139,17 @@ impl CtrConfig {
             pair_count: 6,
             ..Self::tiny()
         }
+    }
+
+    /// Returns settings that are as hard to learn as real logs: the ids of `criteo_like` with twice
+    /// as many effects, more pairs, and curves with missing numbers.
+    ///
+    /// ```
+    /// use fleet_synth::CtrConfig;
+    /// assert!(CtrConfig::hard().is_curved);
+    /// ```
+    pub fn hard() -> Self {
+        CtrConfig { is_curved: true, head: 64.0, pair_count: 10, ..Self::criteo_like() }
     }
 
     /// Returns slot sizes in geometric progression from `smallest`, with `total` rows in all. A
@@ -219,6 +238,8 @@ pub struct Ctr {
     config: CtrConfig,
     sample_seed: u64,
     beta: Vec<f64>,
+    /// For each dense input, if effects are curves.
+    curves: Vec<Curve>,
     slots: Vec<Slot>,
     pairs: Vec<Pair>,
     bias: f64,
@@ -250,10 +271,11 @@ impl Ctr {
     pub fn new(config: CtrConfig) -> Result<Ctr> {
         check(&config)?;
         let beta = dense_effects(&config);
+        let curves = if config.is_curved { dense_curves(&config) } else { Vec::new() };
         let slots = build_slots(&config);
         let pairs = build_pairs(&config, &slots);
         let sample_seed = part_seed(config.seed, PART_SAMPLES);
-        let mut ctr = Ctr { config, sample_seed, beta, slots, pairs, bias: 0.0, scale: 1.0 };
+        let mut ctr = Ctr { config, sample_seed, beta, curves, slots, pairs, bias: 0.0, scale: 1.0 };
         ctr.calibrate()?;
         Ok(ctr)
     }
@@ -466,6 +488,42 @@ impl Ctr {
         Ok(())
     }
 
+    /// Appends one line of Criteo's format: the label, integers, and ids as words of eight
+    /// hexadecimal digits, separated by tabs. Integers grow exponentially with the dense input.
+    /// Missing numbers are empty, as is the most frequent id of every third slot. Different values
+    /// stay different, so that the best score stays the same.
+    ///
+    /// ```
+    /// use fleet_synth::{Ctr, CtrConfig};
+    /// let mut line = Vec::new();
+    /// Ctr::new(CtrConfig::tiny())?.append_criteo_line(3, &mut line);
+    /// assert_eq!(String::from_utf8(line).unwrap().split('\t').count(), 1 + 13 + 26);
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn append_criteo_line(&self, sample: u64, line: &mut Vec<u8>) {
+        let mut dense = [0.0; DENSE_COUNT_MAX];
+        let dense = &mut dense[..self.beta.len()];
+        self.fill_dense(sample, dense);
+        let ranks = self.ranks(sample);
+        let probability = sigmoid(self.logit_of(dense, &ranks, self.day(sample)));
+        let clicked = self.label_quantile(sample) < probability;
+        line.push(b'0' + u8::from(clicked));
+        for (index, value) in dense.iter().enumerate() {
+            line.push(b'\t');
+            let level = level_of(*value);
+            if self.curves.get(index).is_none_or(|curve| !curve.is_missing(level)) {
+                append_integer(integer_of(level), line);
+            }
+        }
+        for (index, (slot, rank)) in self.slots.iter().zip(ranks).enumerate() {
+            line.push(b'\t');
+            if rank > 0 || index % 3 > 0 {
+                append_word(index as u64, slot.row(rank) as u64, line);
+            }
+        }
+        line.push(b'\n');
+    }
+
     fn rng(&self, sample: u64) -> Philox {
         Philox::new(self.sample_seed, sample)
     }
@@ -505,8 +563,11 @@ impl Ctr {
 
     fn logit_of(&self, dense: &[f32], ranks: &[u32; SLOT_COUNT_MAX], day: u64) -> f64 {
         let mut sum = 0.0;
-        for (value, beta) in dense.iter().zip(&self.beta) {
-            sum += (f64::from(*value) - 0.5) * beta;
+        for (index, (value, beta)) in dense.iter().zip(&self.beta).enumerate() {
+            sum += match self.curves.get(index) {
+                Some(curve) => curve.effect(level_of(*value)),
+                None => (f64::from(*value) - 0.5) * beta,
+            };
         }
         let (sine, cosine) = (day as f64 * self.config.drift_per_day).sin_cos();
         for (slot, rank) in self.slots.iter().zip(ranks) {
@@ -609,6 +670,27 @@ fn dense_effects(config: &CtrConfig) -> Vec<f64> {
     let variance = beta.iter().map(|b| b * b).sum::<f64>() * input_variance;
     let factor = (SHARE_DENSE / variance).sqrt();
     beta.iter().map(|b| b * factor).collect()
+}
+
+/// Draws curves whose variances add up to the dense share.
+fn dense_curves(config: &CtrConfig) -> Vec<Curve> {
+    let mut draws = Sequence::new(part_seed(config.seed, PART_CURVES), 0);
+    let levels = DENSE_LEVELS as usize;
+    let mut curves: Vec<Curve> = (0..config.dense_count)
+        .map(|_| {
+            let mut curve = Curve::draw(levels, &mut draws);
+            curve.scale(draws.normal());
+            curve
+        })
+        .collect();
+    let variance: f64 = curves.iter().map(Curve::variance).sum();
+    curves.iter_mut().for_each(|curve| curve.scale((SHARE_DENSE / variance).sqrt()));
+    curves
+}
+
+fn level_of(value: f32) -> usize {
+    // Inputs that are not of this generator have the nearest level.
+    (value * (DENSE_LEVELS - 1) as f32).round().clamp(0.0, (DENSE_LEVELS - 1) as f32) as usize
 }
 
 fn build_slots(config: &CtrConfig) -> Vec<Slot> {
@@ -772,6 +854,21 @@ fn append_integer(mut value: u64, line: &mut Vec<u8>) {
     line.extend_from_slice(&digits[start..]);
 }
 
+/// Returns a different integer for each level, with a long tail.
+fn integer_of(level: usize) -> u64 {
+    let share = level as f64 / (DENSE_LEVELS - 1) as f64;
+    level as u64 + (INTEGER_GROWTH * share).exp_m1() as u64
+}
+
+/// Writes a word of eight hexadecimal digits, a different one for each row of a slot: the two
+/// multiplications by odd numbers can be undone.
+fn append_word(slot: u64, row: u64, line: &mut Vec<u8>) {
+    let word = ((row + 1) as u32).wrapping_mul(0x9e37_79b1);
+    let word = (word ^ (word >> 16)).wrapping_add(slot as u32).wrapping_mul(0x85eb_ca6b);
+    let digits = (0..8).rev().map(|place| (word >> (4 * place)) as usize & 15);
+    line.extend(digits.map(|digit| b"0123456789abcdef"[digit]));
+}
+
 /// Writes value / 1000 as the shortest decimal with a point: 0.0, 0.25, 0.007, 1.0.
 fn append_thousandths(value: u64, line: &mut Vec<u8>) {
     append_integer(value / 1000, line);
@@ -787,6 +884,8 @@ const LABEL_BLOCK: u64 = DENSE_BLOCK + DENSE_COUNT_MAX as u64 / 4;
 /// Limits: ranks and inputs of one sample are on the stack, 1 KB each.
 const SLOT_COUNT_MAX: usize = 256;
 const DENSE_COUNT_MAX: usize = 256;
+/// The largest integer of a Criteo line is about e^13, 440,000.
+const INTEGER_GROWTH: f64 = 13.0;
 /// Dense inputs are multiples of 1/1000, so that they are short in text.
 const DENSE_LEVELS: u64 = 1001;
 /// Effects from this rank on are zero; with head 32 they would be below 1e-4 of the first.
@@ -816,6 +915,7 @@ const PART_EFFECTS: u64 = 0x103;
 const PART_WEIGHTS: u64 = 0x104;
 const PART_PAIRS: u64 = 0x105;
 const PART_LATENT: u64 = 0x106;
+const PART_CURVES: u64 = 0x107;
 
 #[cfg(test)]
 mod tests {
@@ -951,6 +1051,41 @@ mod tests {
             assert_eq!(largest.rank(largest.row(rank)), rank);
             assert!((largest.row(rank) - largest.row(rank + 1)).abs() > 1000);
         }
+    }
+
+    #[test]
+    fn criteo_lines_keep_all_values_apart() {
+        let levels = 0..DENSE_LEVELS as usize;
+        assert!(levels.clone().zip(levels.skip(1)).all(|(a, b)| integer_of(a) < integer_of(b)));
+        let mut words = std::collections::HashSet::new();
+        for row in 0..5000 {
+            let mut word = Vec::new();
+            append_word(7, row, &mut word);
+            assert!(word.len() == 8 && words.insert(word));
+        }
+        let clicks = tiny(|config| config.is_curved = true);
+        let mut text = Vec::new();
+        (0..2000).for_each(|sample| clicks.append_criteo_line(sample, &mut text));
+        let text = String::from_utf8(text).unwrap();
+        let labels = batch(&clicks, IdLayout::default(), 2000, 0).labels;
+        let mut empty = [0; 40];
+        for (line, label) in text.lines().zip(labels) {
+            let fields: Vec<&str> = line.split('\t').collect();
+            assert_eq!((fields.len(), fields[0] == "1"), (40, label == 1.0));
+            empty.iter_mut().zip(&fields).for_each(|(count, it)| *count += i32::from(it.is_empty()));
+        }
+        let numbers = empty[1..14].iter().filter(|count| **count > 20).count();
+        let words = empty[14..].iter().filter(|count| **count > 20).count();
+        assert!((3..11).contains(&numbers) && words == 9, "{empty:?}");
+    }
+
+    #[test]
+    fn curves_keep_the_best_auc() {
+        let clicks = tiny(|config| config.is_curved = true);
+        let best = clicks.best_scores(0, 100_000).unwrap();
+        assert!((best.auc - 0.80).abs() < 0.006, "{best:?}");
+        let of_curves: f64 = clicks.curves.iter().map(Curve::variance).sum();
+        assert!((of_curves - SHARE_DENSE).abs() < 1e-9, "{of_curves}");
     }
 
     #[test]

@@ -32,6 +32,7 @@
 mod auc;
 mod blobs;
 mod ctr;
+mod curve;
 mod digits;
 mod make;
 mod power_law;

@@ -42,6 +42,8 @@ pub enum MakeFormat {
     Csv,
     /// One object per record, whose keys are slots.
     JsonLines,
+    /// The format of Criteo's logs; for click logs only.
+    Criteo,
     /// Grey images in a folder for each class; for digits only.
     Png,
 }
@@ -142,6 +144,10 @@ impl Make {
                 .expected(format!("2 to {TOKENS_MAX}"))
                 .got(length));
         }
+        if self.format == MakeFormat::Criteo && !matches!(self.kind, MakeKind::Ctr(_)) {
+            return Err(Error::invalid("only click logs can be written in Criteo's format")
+                .help("use the format multislot, csv or jsonl"));
+        }
         if self.format != MakeFormat::Png && self.shards > self.rows {
             return Err(Error::invalid("more shards than rows")
                 .expected(format!("at most {}", self.rows))
@@ -200,6 +206,15 @@ impl Make {
         if self.format == MakeFormat::Csv {
             out.write_all(header(&generator.schema).as_bytes()).map_err(failed)?;
         }
+        if let (MakeFormat::Criteo, GeneratorKind::Ctr(set)) = (self.format, &generator.set) {
+            let mut line = Vec::new();
+            for row in rows {
+                line.clear();
+                set.append_criteo_line(self.first_row + row, &mut line);
+                out.write_all(&line).map_err(failed)?;
+            }
+            return out.flush().map_err(failed);
+        }
         let mut block = Block::new(&generator.schema);
         let mut at = rows.start;
         while at < rows.end {
@@ -220,7 +235,9 @@ impl Make {
                         .try_for_each(|row| json_line(&block, row, &mut out))
                         .map_err(failed)?;
                 }
-                MakeFormat::Png => return Err(Error::internal("images have no shards")),
+                MakeFormat::Png | MakeFormat::Criteo => {
+                    return Err(Error::internal("the format has no blocks"));
+                }
             }
             at += count;
         }
