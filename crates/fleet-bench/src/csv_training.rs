@@ -88,25 +88,31 @@ fn train(options: &Options, folder: &Path, rows: Rows) -> Result<Timed> {
         Ok(())
     })?;
     let all = all.ok_or_else(|| Error::internal("the job has not reported its training"))?;
-    let path = folder.join("model/report.json");
-    let text = std::fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
-    let report: serde_json::Value =
-        serde_json::from_str(&text).map_err(|error| Error::internal(error.to_string()))?;
-    let number = |pointer: &str| {
-        let found = report.pointer(pointer).and_then(serde_json::Value::as_f64);
-        found.ok_or_else(|| Error::internal("the report lacks a number").got(pointer))
-    };
+    let report = report(&folder.join("model"))?;
     Ok(Timed {
         all,
-        trainer: number("/seconds")?,
-        auc: number("/report/all/auc")?,
-        loss: number("/report/all/loss")?,
+        trainer: number(&report, "/seconds")?,
+        auc: number(&report, "/report/all/auc")?,
+        loss: number(&report, "/report/all/loss")?,
     })
 }
 
+/// Reads the report of a model folder.
+pub fn report(model: &Path) -> Result<serde_json::Value> {
+    let path = model.join("report.json");
+    let text = std::fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
+    serde_json::from_str(&text).map_err(|error| Error::internal(error.to_string()))
+}
+
+/// Returns a number of a report.
+pub fn number(report: &serde_json::Value, pointer: &str) -> Result<f64> {
+    let found = report.pointer(pointer).and_then(serde_json::Value::as_f64);
+    found.ok_or_else(|| Error::internal("the report lacks a number").got(pointer))
+}
+
 fn job_text(rows: Rows) -> String {
-    let mut job = "version = 1\n[data]\ntrain = \"day-*.csv\"\nvalidation = { share = 0.1 }\n"
-        .to_string();
+    let mut job =
+        "version = 1\n[data]\ntrain = \"day-*.csv\"\nvalidation = { share = 0.1 }\n".to_string();
     if rows == Rows::Streamed {
         // The least that can be set.
         job.push_str("memory = \"1MiB\"\n");

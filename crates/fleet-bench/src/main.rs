@@ -13,6 +13,7 @@ mod datasets;
 mod ddp;
 mod images;
 mod launch;
+mod logs;
 mod measure;
 mod mp;
 mod plsc;
@@ -105,6 +106,7 @@ fn job(name: &str, options: &Options) -> fleet::Result<()> {
         "rec/predict" => serving::predict(options),
         "rec/csv_training" => csv_training::run(options, csv_training::Rows::Loaded),
         "rec/csv_training_streamed" => csv_training::run(options, csv_training::Rows::Streamed),
+        "rec/criteo_logs" => logs::run(options),
         "rec/adult_vs_widedeep" => rec::run(options, &rec::ADULT),
         "rec/movielens_vs_widedeep" => rec::run(options, &rec::MOVIELENS),
         other => Err(fleet::Error::invalid("unknown benchmark").got(other)),

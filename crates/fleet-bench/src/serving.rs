@@ -6,9 +6,9 @@
 //! that a late answer delays no other request.
 
 use crate::measure::{Options, print_rates};
+use fleet::ir::Program;
 use fleet::ops::Services;
 use fleet::rng::Sequence;
-use fleet::ir::Program;
 use fleet::{DType, Error, ExecOptions, Executor, Fleet, Result, Scope, Shape, Tensor};
 use fleet_base::output::{ExitReason, Output};
 use fleet_job::{predict, train};

@@ -5,8 +5,9 @@ use crate::features::{
 };
 use crate::job::{Job, Split, TaskKind};
 use crate::origin::Origin;
+use crate::parsed::ParsedBlocks;
 use crate::raw::{Raw, format_of};
-use crate::rows::{BadLabels, JobRows, Share, Window, for_each_row};
+use crate::rows::{BadLabels, JobRows, Share, Window, for_each_row, for_each_row_keeping};
 use crate::split::{Part, RowPlan, newest_column};
 use fleet::data::{
     BatchLayout, BatchSource, Dataset, DatasetOptions, InMemoryDataset, QueueDataset,
@@ -24,6 +25,8 @@ pub struct JobData {
     origin: Origin,
     train: Vec<PathBuf>,
     raw: Arc<Raw>,
+    /// Raw columns of the training files, from the pass that fits the features.
+    kept: ParsedBlocks,
     plan: Arc<RowPlan>,
 }
 
@@ -62,7 +65,7 @@ impl JobData {
         let times = times(job, origin, &train)?;
         let plan = RowPlan::new(&job.data, &raw.names, job.train.seed, &times)?;
         let (job, origin, plan) = (job.clone(), origin.clone(), Arc::new(plan));
-        let data = JobData { job, origin, train, raw, plan };
+        let data = JobData { job, origin, train, raw, kept: ParsedBlocks::default(), plan };
         data.check_own_files()?;
         Ok(data)
     }
@@ -82,7 +85,9 @@ impl JobData {
         let mut spans: BTreeMap<&str, (i64, i64)> = BTreeMap::new();
         let time = self.job.columns.iter().find(|column| column.role == crate::job::Role::Time);
         let time = time.map(|column| self.raw.names.index(&column.name)).transpose()?;
-        for_each_row(&self.raw, &self.train, |file, number, block, row| {
+        // As much memory is left for the rows with their features.
+        let keep = (rows_max == u64::MAX).then_some((&self.kept, self.job.data.memory_bytes / 2));
+        for_each_row_keeping(&self.raw, &self.train, keep, |file, number, block, row| {
             if rows == rows_max {
                 return Ok(false);
             }
@@ -224,7 +229,7 @@ impl JobData {
     ) -> Result<(JobRows, Vec<PathBuf>)> {
         let own = self.own_files(part)?;
         let rows = JobRows {
-            raw: self.raw.pass(),
+            raw: self.kept.over(self.raw.pass()),
             applied: Arc::clone(applied),
             part: own.is_none().then(|| (Arc::clone(&self.plan), part)),
             share,
@@ -388,15 +393,19 @@ impl JobData {
         }
     }
 
-    /// Returns whether the rows of a part fit into the job's memory.
+    /// Returns whether the rows of a part fit into the job's memory. Raw columns give way to them.
     pub fn fits(&self, applied: &Applied, rows: u64) -> bool {
         let bytes = |slot: &fleet_data::Slot| match slot.kind {
             fleet_data::SlotKind::Floats => 4 * slot.width().unwrap_or(SEVERAL_VALUES),
             fleet_data::SlotKind::Ids => 8 * slot.width().unwrap_or(SEVERAL_VALUES),
         };
         let row: usize = applied.schema().slots().iter().map(bytes).sum();
-        let row = row + ORDER_BYTES;
-        rows.saturating_mul(row as u64) <= self.job.data.memory_bytes
+        let needed = rows.saturating_mul((row + ORDER_BYTES) as u64);
+        let limit = self.job.data.memory_bytes;
+        if needed.saturating_add(self.kept.bytes()) > limit {
+            self.kept.clear();
+        }
+        needed <= limit
     }
 }
 

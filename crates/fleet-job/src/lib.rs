@@ -37,6 +37,7 @@ mod negatives;
 pub mod onnx;
 mod optimizer;
 mod origin;
+mod parsed;
 pub mod predict;
 mod problems;
 mod raw;

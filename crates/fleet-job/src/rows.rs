@@ -2,6 +2,7 @@
 //! part and of this worker, and applies the features.
 
 use crate::features::{Applied, BadLabel, Scratch, mixed};
+use crate::parsed::ParsedBlocks;
 use crate::raw::Raw;
 use crate::split::{Part, RowPlan, file_key};
 use fleet_base::rng::Sequence;
@@ -10,33 +11,103 @@ use fleet_data::{Block, RecordFormat, RecordReader, Schema, Skipped, shuffle_gro
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 
 /// Rows of a raw block, which is read at once.
 const BLOCK_ROWS: usize = 4096;
 
+/// Blocks that are read ahead.
+const BLOCKS_AHEAD: usize = 3;
+
 /// Calls a function for each row of some files, with its file, number and place in a block, until
-/// it returns false.
+/// it returns false. Another thread reads the files.
 pub fn for_each_row(
     raw: &Raw,
-    files: &[impl AsRef<Path>],
+    files: &[impl AsRef<Path> + Sync],
+    call: impl FnMut(u64, u64, &Block, usize) -> Result<bool>,
+) -> Result<()> {
+    for_each_row_keeping(raw, files, None, call)
+}
+
+/// Like [`for_each_row`]. Keeps the blocks of all files, if they fit into a number of bytes.
+pub fn for_each_row_keeping(
+    raw: &Raw,
+    files: &[impl AsRef<Path> + Sync],
+    mut keep: Option<(&ParsedBlocks, u64)>,
     mut call: impl FnMut(u64, u64, &Block, usize) -> Result<bool>,
 ) -> Result<()> {
-    let (format, mut block) = (raw.pass(), raw.block());
-    for file in files {
-        let file = file.as_ref();
-        let (mut reader, key, mut number) = (format.open(file)?, file_key(file), 0);
+    let (send, blocks) = sync_channel(BLOCKS_AHEAD);
+    let (give_back, used) = channel();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            // Without a receiver, no more blocks are needed.
+            if let Err(error) = send_blocks(raw, files, &send, &used) {
+                let _ = send.send(Err(error));
+            }
+        });
+        let each = || -> Result<()> {
+            let (mut current, mut key, mut number, mut held) = (usize::MAX, 0, 0, Vec::new());
+            for read in blocks {
+                let (index, block) = read?;
+                let file = files[index].as_ref();
+                if index != current {
+                    (current, key, number) = (index, file_key(file), 0);
+                }
+                for row in 0..block.len() {
+                    let place = || format!("{}, row {}", file.display(), number + 1);
+                    if !call(key, number, &block, row).map_err(|error| error.at(place()))? {
+                        return Ok(());
+                    }
+                    number += 1;
+                }
+                let is_end = block.is_empty();
+                match keep {
+                    Some(_) if !is_end => held.push(block),
+                    // The reader may have ended.
+                    _ => _ = give_back.send(block),
+                }
+                if let Some((kept, bytes_max)) = keep
+                    && (is_end || held.len() % BLOCKS_CHECKED == 0)
+                {
+                    let bytes: usize = held.iter().map(Block::bytes).sum();
+                    if kept.bytes() + bytes as u64 > bytes_max {
+                        kept.clear();
+                        (keep, held) = (None, Vec::new());
+                    } else if is_end {
+                        kept.add(file, std::mem::take(&mut held));
+                    }
+                }
+            }
+            Ok(())
+        };
+        let done = each();
+        let ended = reader.join().map_err(|_| Error::internal("the reader of files has panicked"));
+        done.and(ended)
+    })
+}
+
+/// Kept blocks between two checks of their size.
+const BLOCKS_CHECKED: usize = 64;
+
+/// Reads files into blocks. After the last one of each file comes an empty one.
+fn send_blocks(
+    raw: &Raw,
+    files: &[impl AsRef<Path>],
+    send: &SyncSender<Result<(usize, Block)>>,
+    used: &Receiver<Block>,
+) -> Result<()> {
+    let format = raw.pass();
+    for (index, file) in files.iter().enumerate() {
+        let mut reader = format.open(file.as_ref())?;
         loop {
+            let mut block = used.try_recv().unwrap_or_else(|_| raw.block());
             block.clear();
             let rows = reader.read(BLOCK_ROWS, &mut block)?;
+            if send.send(Ok((index, block))).is_err() {
+                return Ok(());
+            }
             if rows == 0 {
                 break;
-            }
-            for row in 0..rows {
-                let place = || format!("{}, row {}", file.display(), number + 1);
-                if !call(key, number, &block, row).map_err(|error| error.at(place()))? {
-                    return Ok(());
-                }
-                number += 1;
             }
         }
     }

@@ -279,6 +279,12 @@ pub const BENCHES: &[Bench] = &[
         peers: &[],
         target: Some(0.85),
     },
+    Bench {
+        name: "rec/criteo_logs",
+        unit: "limit of the difference to the best AUC, over it",
+        peers: &[],
+        target: Some(1.0),
+    },
     // 50 ms per start.
     Bench { name: "launch/startup_vs_50ms", unit: "starts/s", peers: &[], target: Some(20.0) },
 ];

@@ -150,6 +150,10 @@ pub struct NumberFit {
     squares: f64,
     sample: Vec<f32>,
     random: Sequence,
+    /// The value that is put into the full sample next, counted from 1, and the weight that tells
+    /// how many are skipped then.
+    next: u64,
+    weight: f64,
 }
 
 /// Values in the sample of a number, from which quantiles are taken.
@@ -163,7 +167,8 @@ impl NumberFit {
     pub fn new(part: NumberPart, seed: u64, index: usize) -> NumberFit {
         let random = Sequence::new(seed, STREAM + index as u64);
         let (count, missing, mean, squares) = (0, 0, 0.0, 0.0);
-        NumberFit { part, count, missing, mean, squares, sample: Vec::new(), random }
+        let (sample, next, weight) = (Vec::new(), 0, 1.0);
+        NumberFit { part, count, missing, mean, squares, sample, random, next, weight }
     }
 
     pub fn add(&mut self, value: f32) {
@@ -178,13 +183,24 @@ impl NumberFit {
         self.squares += difference * (f64::from(value) - self.mean);
         if self.sample.len() < SAMPLE_MAX {
             self.sample.push(value);
-        } else {
-            // Each value is in the sample with the same probability.
-            let at = self.random.below(self.count) as usize;
-            if let Some(slot) = self.sample.get_mut(at) {
-                *slot = value;
+            if self.sample.len() == SAMPLE_MAX {
+                self.skip();
             }
+        } else if self.count == self.next {
+            let at = self.random.below(SAMPLE_MAX as u64) as usize;
+            self.sample[at] = value;
+            self.skip();
         }
+    }
+
+    /// Draws the next value of the sample, so that each value is in it with the same probability:
+    /// Li's algorithm L, which needs no random number for the values between.
+    fn skip(&mut self) {
+        let mut log = || (1.0 - self.random.unit()).ln();
+        self.weight *= (log() / SAMPLE_MAX as f64).exp();
+        let skipped = (log() / (1.0 - self.weight).ln()).floor();
+        // The conversion of a huge number gives the largest integer.
+        self.next = self.count.saturating_add(skipped as u64).saturating_add(1);
     }
 
     /// Returns the number of values.
@@ -317,6 +333,19 @@ mod tests {
         // Many equal values have the middle of their ranks.
         let number = fit(Transform::Quantile, Embed::None, &[&[0.0; 90][..], &[1.0; 10]].concat());
         assert!((number.apply(0.0) + 0.1257).abs() < 0.02, "{}", number.apply(0.0));
+    }
+
+    #[test]
+    fn every_value_is_in_the_sample_with_the_same_probability() {
+        let rows = 4 * SAMPLE_MAX;
+        let part = NumberPart { transform: Transform::None, embed: Embed::None };
+        let mut fit = NumberFit::new(part, 1, 0);
+        (0..rows).for_each(|value| fit.add(value as f32));
+        let mut counts = [0usize; 8];
+        fit.sample.iter().for_each(|value| counts[*value as usize * 8 / rows] += 1);
+        let expected = SAMPLE_MAX / 8;
+        assert_eq!(fit.sample.len(), SAMPLE_MAX);
+        assert!(counts.iter().all(|count| count.abs_diff(expected) < expected / 20), "{counts:?}");
     }
 
     #[test]
