@@ -105,3 +105,47 @@ impl RecordReader for KeptReader {
         Ok(count)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fleet_data::{ColumnFiles, ColumnSpec, DataFormat};
+
+    #[test]
+    fn kept_files_are_read_from_memory() -> Result<()> {
+        let temporary = std::env::temp_dir();
+        let folder = fleet_base::temporary::TemporaryFolder::new(&temporary, "fleet-kept")?;
+        let path = folder.path().join("rows.csv");
+        let lines: String = (0..100).map(|row| format!("{row},word{}\n", row % 7)).collect();
+        let write = |text: &str| fleet_base::file::write_file(&path, text.as_bytes());
+        write(&format!("x,word\n{lines}"))?;
+        let columns = [ColumnSpec::number("x"), ColumnSpec::category("word")];
+        let files: Arc<dyn RecordFormat> = Arc::new(ColumnFiles::new(DataFormat::csv(), columns)?);
+        let read = |format: &dyn RecordFormat, rows_max: usize| -> Result<Vec<Block>> {
+            let (mut reader, mut blocks) = (format.open(&path)?, Vec::new());
+            loop {
+                let mut block = Block::new(format.schema());
+                match reader.read(rows_max, &mut block)? {
+                    0 => return Ok(blocks),
+                    _ => blocks.push(block),
+                }
+            }
+        };
+        let whole = read(&*files, 1000)?.remove(0);
+        let kept = KeptBlocks::default();
+        kept.add(&path, read(&*files, 33)?);
+        assert!(kept.bytes() >= 100 * 12);
+        write("x,word\n7,other\n")?;
+        for rows_max in [1, 10, 33, 50, 1000] {
+            let mut all = Block::new(files.schema());
+            for block in read(&*kept.over(Arc::clone(&files)), rows_max)? {
+                assert!(block.len() <= rows_max);
+                all.append(&block, 0..block.len())?;
+            }
+            assert_eq!(all, whole);
+        }
+        kept.clear();
+        assert_eq!((kept.bytes(), read(&*kept.over(files), 10)?[0].len()), (0, 1));
+        Ok(())
+    }
+}
