@@ -73,7 +73,8 @@ fn train(options: &Options, folder: &Path, name: &str) -> Result<(f64, f64)> {
         .map_err(|error| Error::unavailable(format!("cannot find the executable: {error}")))?;
     let program = own.with_file_name("fleetrun");
     let mut command = Command::new(&program);
-    command.arg(format!("job:{}", job.display()));
+    // Logs are written into the current folder.
+    command.current_dir(folder).arg(format!("job:{}", job.display()));
     command.args(["--threads", &options.threads.to_string()]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
     let begin = Instant::now();
