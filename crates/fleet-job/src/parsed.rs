@@ -132,7 +132,7 @@ mod tests {
             }
         };
         let whole = read(&*files, 1000)?.remove(0);
-        let kept = KeptBlocks::default();
+        let kept = ParsedBlocks::default();
         kept.add(&path, read(&*files, 33)?);
         assert!(kept.bytes() >= 100 * 12);
         write("x,word\n7,other\n")?;
