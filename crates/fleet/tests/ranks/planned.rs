@@ -49,7 +49,7 @@ pub fn train(fleet: &Fleet, memory: u64) -> Result<()> {
 pub fn train_with_file(fleet: &Fleet, folder: &Path) -> Result<()> {
     let name = if fleet.is_first_worker() { "planned" } else { "without" };
     let mut strategy = DistributedStrategy::new();
-    let (source, _) = strategy.load_with_source(&folder.join(format!("{name}.prototxt")))?;
+    let (source, _) = strategy.load_with_source(folder.join(format!("{name}.prototxt")))?;
     let net = Net::new();
     let loss = network(&net);
     let optimizer = fleet.distributed_optimizer(Sgd::new(0.1), &strategy).read_from(source);
