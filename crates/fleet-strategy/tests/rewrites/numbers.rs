@@ -78,7 +78,7 @@ fn sums_in_the_compute_lane_are_sums() {
             let (x, y) = batch(0, rank, 2)?;
             executor.run(&programs.main, &mut scope, &[("x", &x), ("y", &y)], &[])?;
             let spans = executor.trace().spans;
-            let sums = spans.iter().filter(|span| span.op.contains("allreduce"));
+            let sums = spans.iter().filter(|span| span.op.contains("sum"));
             Ok(sums.map(|span| span.lane != 0).collect())
         });
         ranks.into_iter().next().unwrap().unwrap()
