@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 /// Steps between checkpoints are few, so that a job is killed in the middle of an epoch.
 pub const LONG: &str = "[train]\nbatch = 60\nepochs = 30\noptimizer = { rate = 0.003 }\n\
     checkpoint_every = 7\n[model]\ndropout = 0.1\n";
+/// A training in one process.
+const ALONE: &str = "fleet job train job.toml --threads 1";
 /// A job that takes longer is broken.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -63,10 +65,16 @@ pub fn report(place: &Place) -> serde_json::Value {
     report
 }
 
-fn a_killed_job_makes_the_same_model(name: &str, line: &str, last_files: &[&str]) {
-    let whole = binary_job(&format!("{name}_whole"), LONG);
+/// Trains the job of `place` without a kill, and in another folder with one.
+fn a_killed_job_makes_the_same_model(
+    name: &str,
+    place: impl Fn(&str) -> Place,
+    line: &str,
+    last_files: &[&str],
+) {
+    let whole = place(&format!("{name}_whole"));
     whole.run(line);
-    let killed = binary_job(&format!("{name}_killed"), LONG);
+    let killed = place(&format!("{name}_killed"));
     kill_after_checkpoint(&killed, line, last_files);
     assert!(!killed.0.join("model/report.json").exists());
     let said = killed.run(line);
@@ -82,24 +90,14 @@ fn a_killed_job_makes_the_same_model(name: &str, line: &str, last_files: &[&str]
 
 #[test]
 fn one_process_resumes_to_the_same_bits() {
-    a_killed_job_makes_the_same_model(
-        "one",
-        "fleet job train job.toml --threads 1",
-        &["checkpoint.json"],
-    );
+    let place = |name: &str| binary_job(name, LONG);
+    a_killed_job_makes_the_same_model("one", place, ALONE, &["checkpoint.json"]);
 }
 
 #[test]
 fn several_labels_resume_to_the_same_bits() {
     let place = |name: &str| mmoe::mmoe_job(name, &LONG.replace("[model]\ndropout = 0.1\n", ""));
-    let (whole, killed) = (place("mmoe_whole"), place("mmoe_killed"));
-    let line = "fleet job train job.toml --threads 1";
-    whole.run(line);
-    kill_after_checkpoint(&killed, line, &["checkpoint.json"]);
-    let said = killed.run(line);
-    assert!(said.contains("resumed after step"), "{said}");
-    assert!(model(&whole) == model(&killed));
-    assert_eq!(report(&killed), report(&whole));
+    a_killed_job_makes_the_same_model("mmoe", place, ALONE, &["checkpoint.json"]);
 }
 
 /// Drawn items follow from epoch and batch, so a training that resumes draws the same ones.
@@ -112,14 +110,7 @@ fn drawn_items_resume_to_the_same_bits() {
         fs::write(place.0.join("job.toml"), job).unwrap();
         place
     };
-    let (whole, killed) = (place("drawn_whole"), place("drawn_killed"));
-    let line = "fleet job train job.toml --threads 1";
-    whole.run(line);
-    kill_after_checkpoint(&killed, line, &["checkpoint.json"]);
-    let said = killed.run(line);
-    assert!(said.contains("resumed after step"), "{said}");
-    assert!(model(&whole) == model(&killed));
-    assert_eq!(report(&killed), report(&whole));
+    a_killed_job_makes_the_same_model("drawn", place, ALONE, &["checkpoint.json"]);
 }
 
 #[test]
@@ -133,21 +124,15 @@ fn streamed_rows_resume_to_the_same_bits() {
         fs::write(place.0.join("more.csv"), rows(3, 1000)).unwrap();
         place
     };
-    let (whole, killed) = (place("streamed_whole"), place("streamed_killed"));
-    let line = "fleet job train job.toml --threads 1";
-    whole.run(line);
-    kill_after_checkpoint(&killed, line, &["checkpoint.json"]);
-    let said = killed.run(line);
-    assert!(said.contains("resumed after step"), "{said}");
-    assert!(model(&whole) == model(&killed));
-    assert_eq!(report(&killed), report(&whole));
+    a_killed_job_makes_the_same_model("streamed", place, ALONE, &["checkpoint.json"]);
 }
 
 #[test]
 fn two_ranks_resume_to_the_same_bits() {
     let line = "fleetrun --nproc_per_node 2 job:job.toml --threads 1";
     let files = ["checkpoint.json", "rank-00000/checkpoint.json", "rank-00001/checkpoint.json"];
-    a_killed_job_makes_the_same_model("ranks", line, &files);
+    let place = |name: &str| binary_job(name, LONG);
+    a_killed_job_makes_the_same_model("ranks", place, line, &files);
 }
 
 /// Asynchronous servers do not give the same bits twice. No row is trained twice or left out.
