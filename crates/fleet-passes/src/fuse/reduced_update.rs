@@ -58,7 +58,7 @@ pub fn updates_on_arrival(program: &Program) -> Vec<Arrival> {
         SUMS.contains(&op.name())
             && grads.iter().all(|it| is_gradient(&program, *it))
             && match op.name() {
-                // Elsewhere, another rank updates, or the sum goes on to other ranks.
+                // Only the rank with the updates gets the result, unless another sum sends it on.
                 "c_reduce_sum" => grads.iter().any(is_updated) && !is_sent_on(&program, id, grads),
                 _ => true,
             }
