@@ -613,6 +613,11 @@ fn init_writes_a_job() {
     assert!(!said.contains("error:"), "{said}");
     let said = place.fail("fleet job init --data train.csv --out new.toml");
     assert!(said.contains("exists already"), "{said}");
+    fs::write(place.0.join("alone.csv"), "y,same\n1,5\n0,5\n").unwrap();
+    let said = place.fail("fleet job init --data alone.csv --out alone.toml");
+    assert!(said.contains("no column can be a feature beside the label 'y'"), "{said}");
+    assert!(said.contains("got 'same' (the same value in all rows)"), "{said}");
+    assert!(!place.0.join("alone.toml").exists());
 }
 
 #[test]

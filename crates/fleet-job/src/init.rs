@@ -42,6 +42,7 @@ pub fn run(args: &InitArgs, env: &Env, out: &mut Output) -> Result<(), ExitReaso
     let options = origin.survey(options);
     let survey = Survey::of(&files, &options)?;
     let label = label_of(&survey, args.label.as_deref())?;
+    expect_features(&survey, label)?;
     let base = args.out.parent().unwrap_or(Path::new(""));
     let text = job_text(&survey, label, &relative(&args.data, base)?);
     fail_on_errors(&crate::problems_of(&args.out, &text))
@@ -192,13 +193,34 @@ fn job_text(survey: &Survey, label: usize, patterns: &[String]) -> String {
     out
 }
 
+/// Checks that a model has something to predict from.
+fn expect_features(survey: &Survey, label: usize) -> Result<()> {
+    let mut ignored = Vec::new();
+    for (_, column) in survey.columns.iter().enumerate().filter(|(at, _)| *at != label) {
+        let (fields, why) = feature(column, survey.rows);
+        if fields != IGNORED {
+            return Ok(());
+        }
+        ignored.push(format!("'{}' ({why})", column.name));
+    }
+    let got = if ignored.is_empty() { "no other column".into() } else { ignored.join(", ") };
+    let name = &survey.columns[label].name;
+    Err(Error::invalid(format!("no column can be a feature beside the label '{name}'"))
+        .expected("columns with numbers or categories that differ between rows")
+        .got(got)
+        .help("look at the columns with fleet data show; name another label with --label"))
+}
+
+/// Fields of a column that the model does not use.
+const IGNORED: &str = "role = \"ignore\"";
+
 /// Returns the fields of a feature, and a remark.
 fn feature(column: &ColumnSummary, rows: u64) -> (String, String) {
     let missing = match column.missing {
         0 => String::new(),
         count => format!("{:.1} % missing; ", 100.0 * count as f64 / rows.max(1) as f64),
     };
-    let ignore = |why: &str| ("role = \"ignore\"".to_string(), why.to_string());
+    let ignore = |why: &str| (IGNORED.to_string(), why.to_string());
     let distinct = text::count(column.distinct as f64);
     let is_unique = column.distinct >= rows.saturating_sub(column.missing) / 10 * 9 && rows > 100;
     let number = || {
