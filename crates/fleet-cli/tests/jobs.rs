@@ -617,6 +617,12 @@ fn init_writes_a_job() {
     let said = place.fail("fleet job init --data alone.csv --out alone.toml");
     assert!(said.contains("no column can be a feature beside the label 'y'"), "{said}");
     assert!(said.contains("got 'same' (the same value in all rows)"), "{said}");
+    fs::write(place.0.join("alone.csv"), "y,same\n1,5\n1,6\n1,7\n").unwrap();
+    let said = place.fail("fleet job init --data alone.csv --out alone.toml");
+    assert!(said.contains("got y (the same value in all rows), same"), "{said}");
+    fs::write(place.0.join("alone.csv"), "y,same\n").unwrap();
+    let said = place.fail("fleet job init --data alone.csv --out alone.toml");
+    assert!(said.contains("the files have no rows"), "{said}");
     assert!(!place.0.join("alone.toml").exists());
 }
 
@@ -647,7 +653,7 @@ fn wrong_jobs_and_data_are_refused() {
     let said = place.fail("fleet predict . --data test.csv --out scores.csv");
     assert!(said.contains("not a model folder"), "{said}");
     let said = place.fail("fleetrun job:no.toml");
-    assert!(said.contains("no.toml"), "{said}");
+    assert!(said.contains("cannot open the job file 'no.toml'"), "{said}");
 }
 
 /// A feature that has the label in it, and a constant one, are warnings.

@@ -101,12 +101,27 @@ fn label_of(survey: &Survey, given: Option<&str>) -> Result<usize> {
         columns.iter().position(|it| it.name.eq_ignore_ascii_case(name) && is_usable(it))
     };
     let two = || columns.iter().rposition(|column| column.distinct == 2 && is_usable(column));
-    LABELS.iter().find_map(named).or_else(two).ok_or_else(|| {
-        Error::invalid("cannot guess which column the model should predict")
-            .expected("a column such as 'label', or one with two values")
-            .got(names().collect::<Vec<_>>().join(", "))
-            .help("name it: --label COLUMN")
-    })
+    LABELS.iter().find_map(named).or_else(two).ok_or_else(|| no_label(survey))
+}
+
+fn no_label(survey: &Survey) -> Error {
+    if survey.rows == 0 {
+        return Error::invalid("the files have no rows").help("name files with data: --data FILE");
+    }
+    let is_label = |name: &str| LABELS.iter().any(|usual| usual.eq_ignore_ascii_case(name));
+    let names = survey.columns.iter().map(|column| match column.kind {
+        InferredKind::Constant if is_label(&column.name) => {
+            format!("{} (the same value in all rows)", column.name)
+        }
+        InferredKind::AllMissing if is_label(&column.name) => {
+            format!("{} (all values are missing)", column.name)
+        }
+        _ => column.name.clone(),
+    });
+    Error::invalid("cannot guess which column the model should predict")
+        .expected("a column such as 'label', or one with two values")
+        .got(names.collect::<Vec<_>>().join(", "))
+        .help("name it: --label COLUMN")
 }
 
 /// Task, and the fields of the label's column.

@@ -99,7 +99,7 @@ impl Program {
         }
         if let Some((jobs, file)) = file {
             if !asks_for_help(args) {
-                readable(file)?;
+                job_file(file)?;
             }
             return own_job(own, &[jobs.argument, file], args, script.clone());
         }
@@ -161,6 +161,17 @@ fn readable(script: &str) -> Result<()> {
         Ok(_) => Ok(()),
         Err(error) => Err(missing(script).help(format!("{error}: {}", absolute(path)))),
     }
+}
+
+fn job_file(file: &str) -> Result<()> {
+    let path = Path::new(file);
+    let fault = match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Error::invalid(format!("{file} is a folder")),
+        Ok(_) => return Ok(()),
+        Err(error) => Error::invalid(format!("cannot open the job file '{file}'"))
+            .got(format!("{}: {error}", absolute(path))),
+    };
+    Err(fault.expected("a job file").help("fleet job init --data FILES writes one"))
 }
 
 /// Returns the command that runs a script of Python, which follows as the next argument.
