@@ -206,9 +206,24 @@ impl Error {
         if self.0.help.is_some() { self } else { self.help(what) }
     }
 
-    /// Adds a place, innermost first: an op, a variable, a file and line, a rank.
+    /// Adds a place, innermost first: an op, a variable, a file and line, a rank. A place that the
+    /// error already has, also as the file of a line, is not repeated, so that each caller can name
+    /// the file that it reads.
+    ///
+    /// ```
+    /// let error = fleet_base::Error::invalid("not a number").at("s3://day/part:3");
+    /// let error = error.at("s3://day/part").at("data.train").at("data.train");
+    /// assert_eq!(error.places(), ["s3://day/part:3", "data.train"]);
+    /// ```
     pub fn at(mut self, place: impl fmt::Display) -> Self {
-        self.0.places.push(place.to_string());
+        let place = place.to_string();
+        let names = |known: &String| {
+            let rest = known.strip_prefix(&place);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([':', ',']))
+        };
+        if !self.0.places.iter().any(names) {
+            self.0.places.push(place);
+        }
         self
     }
 
