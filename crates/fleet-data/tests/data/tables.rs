@@ -1,11 +1,12 @@
 //! Parquet files in object stores.
 #![cfg(all(feature = "object-store", feature = "parquet"))]
 
-use super::objects::{KEY_ID, Server};
+use super::objects::stores_of;
 use fleet_base::{ErrorKind, Result};
 use fleet_data::{
     Block, DatasetOptions, InMemoryDataset, ParquetFiles, RecordFormat, Schema, Slot,
 };
+use fleet_testhost::s3::{KEY_ID, ObjectServer};
 use parquet::data_type::{ByteArrayType, Int64Type};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
@@ -19,7 +20,7 @@ const GROUP_ROWS: usize = 1000;
 const TEXT_BYTES: usize = 2000;
 
 /// The objects `table-0` and `table-1`, whose rows are numbered, and two invalid files.
-pub fn objects() -> Vec<(String, Vec<u8>)> {
+fn objects() -> Vec<(String, Vec<u8>)> {
     let table = |name: &str, first: usize| {
         let mut bytes = Vec::new();
         let message = Arc::new(parse_message_type(MESSAGE).unwrap());
@@ -50,8 +51,8 @@ pub fn objects() -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn of_tables_in_object_stores_what_slots_ask_for_is_read() {
-    let server = Server::start();
-    let stores = server.stores(KEY_ID);
+    let server = ObjectServer::start(objects());
+    let stores = stores_of(&server, KEY_ID);
     let schema = Schema::new([Slot::dense_ids("id", [1])]).unwrap();
     let format = ParquetFiles::new(&schema).object_stores(&stores);
     let options = DatasetOptions { threads: 2, ..DatasetOptions::new(format.clone()).unwrap() };
