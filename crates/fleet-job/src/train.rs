@@ -142,16 +142,6 @@ impl TrainPlan {
         Ok(plan)
     }
 
-    /// Returns the data and the features.
-    pub fn prepared(&self) -> Prepared {
-        Prepared {
-            data: Arc::clone(&self.data),
-            features: Arc::clone(&self.features),
-            applied: Arc::clone(&self.applied),
-            counts: self.counts,
-        }
-    }
-
     fn remove_checkpoints(&self) -> Result<()> {
         let folder = &self.checkpoints;
         if !folder.exists() {

@@ -18,10 +18,9 @@ fn job(name: &str) -> Place {
 fn results(place: &Place, name: &str) -> Vec<Vec<String>> {
     let text = place.read(name);
     let mut lines = text.lines();
-    assert_eq!(
-        lines.next(),
-        Some("trial,state,steps,best_step,seconds,auc,train.optimizer.rate,model.dim,train.batch")
-    );
+    let fields = "train.optimizer.rate,model.dim,train.batch,error";
+    let head = format!("trial,state,steps,best_step,seconds,auc,{fields}");
+    assert_eq!(lines.next(), Some(head.as_str()));
     let row = |line: &str| {
         let mut cells: Vec<String> = line.split(',').map(String::from).collect();
         cells.remove(4);
@@ -98,6 +97,62 @@ fn an_interrupted_search_resumes() {
     assert_eq!(results(&killed, "results.csv"), results(&whole, "results.csv"));
     assert_eq!(killed.read("best.toml"), whole.read("best.toml"));
     assert_eq!(killed.measure("auc"), whole.measure("auc"));
+}
+
+/// Trials that are trained at the same time have the results of those that are not, also after an
+/// interruption.
+#[test]
+fn parallel_trials_have_the_same_results() {
+    let line = "fleet tune job.toml --trials 6 --seed 5 --threads 2";
+    let (one, three) = (job("tune_one"), job("tune_three"));
+    one.run(line);
+    let said = three.run(&format!("{line} --parallel 3"));
+    assert!(said.contains("in stages of 6, 2; 3 at the same time"), "{said}");
+    let stopped = job("tune_stopped");
+    let mut words = line.split_whitespace();
+    let mut command = Command::new(Place::binary(words.next().unwrap()));
+    let command = command.current_dir(&stopped.0).args(words).args(["--parallel", "2"]);
+    let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    // It is asked to stop after the first result.
+    let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("trial ") || !text.ends_with('\n') {
+        assert!(std::io::BufRead::read_line(&mut out, &mut text).unwrap() > 0, "{text}");
+        text = text.lines().last().map(|line| format!("{line}\n")).unwrap_or_default();
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    drop(out);
+    child.wait().unwrap();
+    if stopped.0.join("model-tune").exists() {
+        stopped.run(&format!("{line} --parallel 3"));
+    }
+    for other in [&three, &stopped] {
+        assert_eq!(results(other, "results.csv"), results(&one, "results.csv"));
+        assert_eq!(other.read("best.toml"), one.read("best.toml"));
+        assert_eq!(other.measure("auc"), one.measure("auc"));
+    }
+}
+
+/// A trial that fails is a row with its reason, and the others go on.
+#[test]
+fn a_trial_that_fails_is_a_result() {
+    let place = job("tune_fails");
+    let text = place.read("job.toml");
+    // Features are hashed into tables: one is too large for any memory.
+    let text = text.replace(
+        "\"model.dim\" = { choice = [4, 8] }",
+        "\"columns.user.buckets\" = { choice = [50, 1000000000000] }",
+    );
+    fs::write(place.0.join("job.toml"), text).unwrap();
+    let said = place.run("fleet tune job.toml --trials 6 --seed 5 --threads 2 --parallel 2");
+    let rows = place.read("results.csv");
+    let failed: Vec<&str> = rows.lines().filter(|row| row.contains(",failed,")).collect();
+    assert!(!failed.is_empty() && failed.len() < 6, "{rows}");
+    assert!(said.contains("failed: "), "{said}");
+    assert!(failed.iter().all(|row| !row.ends_with(',')), "{rows}");
+    assert!(rows.lines().nth(1).unwrap().contains(",finished,"), "{rows}");
+    assert!(place.measure("auc") > 0.8, "{said}");
 }
 
 #[test]

@@ -27,7 +27,8 @@ pub fn run(
     if fleet.is_first_worker() {
         make_folder(&plan.folder)?;
     }
-    let trained = model.train(plan, fleet, &mut rows, Length::default())?;
+    let stop = StopFlag::on_terminate()?;
+    let trained = model.train(plan, fleet, &mut rows, Length::default(), &stop)?;
     if trained.ended == Ended::Requested {
         fleet.finish()?;
         return Err(ExitReason::Terminated);
@@ -121,6 +122,7 @@ impl RankModel {
         fleet: &Fleet,
         rows: &mut RankRows,
         length: Length,
+        stop: &StopFlag,
     ) -> Result<Trained> {
         let negatives = plan.negatives(self.copy.0 as u64)?;
         let negatives = negatives.as_ref();
@@ -128,14 +130,14 @@ impl RankModel {
             .trainer(fleet, &self.names)
             .epochs(plan.job.train.epochs)
             .checkpoints(&plan.checkpoints, plan.policy())
-            .stop_on(&StopFlag::on_terminate()?);
+            .stop_on(stop);
         if let Some(validation) = &mut rows.validation {
             let (evaluation, every) = plan.validation(&self.names);
             let every = length.every.unwrap_or(every);
             let validation = validation.source(Part::Validation, negatives);
             trainer = trainer.validate(evaluation, validation, every).goal(plan.goal());
-            let stop = plan.job.train.early_stop;
-            trainer = stop.into_iter().fold(trainer, |it, stop| it.early_stop(stop));
+            let patience = plan.job.train.early_stop;
+            trainer = patience.into_iter().fold(trainer, |it, patience| it.early_stop(patience));
         }
         trainer = length.steps.into_iter().fold(trainer, |it, steps| it.steps(steps));
         trainer.run(&mut self.session, rows.train.source(Part::Train, negatives))

@@ -8,12 +8,17 @@
 //! Files are read and features fitted once for all trials that have the same columns and crosses.
 //! A trial with other bins or another width of embeddings has other inputs, so its rows are made
 //! anew.
+//!
+//! The trials of a stage do not depend on each other. Several threads may train them (`stage.rs`),
+//! each with rows of its own; the results are the same for any number of them.
 
 mod results;
 pub(crate) mod space;
+mod stage;
 
-use self::results::{Outcome, Results, State};
+use self::results::Results;
 use self::space::{Searched, Trial};
+use self::stage::LastRows;
 use crate::check::check;
 use crate::file::{self, Text, View};
 use crate::job::Job;
@@ -22,16 +27,18 @@ use crate::origin::{self, Origin};
 use crate::problems::fail_on_errors;
 use crate::saved::CHECKPOINTS_FOLDER;
 use crate::threads::Threads;
-use crate::train::collective::{Length, RankModel, RankRows};
+use crate::train::collective::{Length, RankModel};
 use crate::train::{Prepared, TrainPlan, prepare};
 use clap::Args;
 use fleet::strategy::StrategySource;
-use fleet::trainer::{Ended, Every, Trained};
+use fleet::trainer::{Ended, Every, StopFlag};
 use fleet::{DistributedStrategy, ExecOptions, Fleet};
 use fleet_base::file::{make_folder, write_file};
 use fleet_base::output::{ExitReason, Output, error_line};
+use fleet_base::sync::lock;
 use fleet_base::{Error, Result, text};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 /// Searches the best job.
 #[derive(Args, Clone, Debug)]
@@ -56,6 +63,15 @@ pub struct TuneArgs {
     /// Folder for the best model, instead of output.folder
     #[arg(long, value_name = "FOLDER")]
     pub output: Option<PathBuf>,
+    /// Number of trials that are trained at the same time, each with its share of the threads and
+    /// rows of its own in memory
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=256),
+    )]
+    pub parallel: u16,
     #[command(flatten)]
     pub threads: Threads,
     /// Remove the trials of an earlier search, and begin again
@@ -82,10 +98,8 @@ pub fn run(args: &TuneArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
 pub fn tune(args: &TuneArgs, fleet: &Fleet, out: &mut Lines<'_>) -> Result<(), ExitReason> {
     let mut search = Search::new(args, fleet)?;
     search.describe(out)?;
-    for stage in 0..search.stages.len() {
-        for trial in search.chosen(stage) {
-            search.run_trial(trial, stage, out)?;
-        }
+    for stage in 0..search.trials.stages.len() {
+        search.run_stage(stage, out)?;
         search.drop_others(stage)?;
     }
     search.finish(out)
@@ -93,24 +107,36 @@ pub fn tune(args: &TuneArgs, fleet: &Fleet, out: &mut Lines<'_>) -> Result<(), E
 
 /// A search in progress.
 struct Search<'f> {
+    trials: Trials<'f>,
+    results: Results,
+    results_file: PathBuf,
+    /// Folder of the best model.
+    folder: PathBuf,
+    /// Trials that are trained at the same time.
+    parallel: usize,
+    /// The rows of each of the threads that train them.
+    rows: Vec<LastRows>,
+    threads: Threads,
+}
+
+/// The trials of a search, which threads share.
+struct Trials<'f> {
     fleet: &'f Fleet,
     /// The job file, and the folder that its names are relative to.
     file: PathBuf,
     origin: Origin,
-    /// Folder of the best model, and of the trials.
-    folder: PathBuf,
+    /// Folder of the trials.
     work: PathBuf,
-    results_file: PathBuf,
     fields: Vec<Searched>,
-    trials: Vec<Trial>,
+    all: Vec<Trial>,
     /// Number of trials of each stage.
     stages: Vec<usize>,
-    results: Results,
     strategy: DistributedStrategy,
     strategy_source: Option<StrategySource>,
-    options: ExecOptions,
-    /// Rows of the last trial, with the parts of the job that they follow from.
-    rows: Option<(String, Prepared, RankRows)>,
+    /// Stops the trainings, as by SIGTERM.
+    stop: StopFlag,
+    /// The data that was read last, with the parts of the job that it follows from.
+    prepared: Mutex<Option<(String, Prepared)>>,
 }
 
 impl<'f> Search<'f> {
@@ -155,42 +181,53 @@ impl<'f> Search<'f> {
             check(&text).1.iter().all(|problem| !problem.is_error())
         };
         let count = usize::from(args.trials);
-        let trials = space::trials(&text.root, &fields, count, args.seed, is_valid);
-        if trials.is_empty() {
+        let all = space::trials(&text.root, &fields, count, args.seed, is_valid);
+        if all.is_empty() {
             return needs("no combination of the values is a valid job", "fleet job check FILE");
         }
         let key =
             format!("{:08x}-{}-{}", crc32fast::hash(source.as_bytes()), args.seed, args.trials);
-        Ok(Search {
+        let trials = Trials {
             fleet,
-            results: Results::open(&work, &key, job.goal())?,
-            results_file: args.out.clone().unwrap_or_else(|| origin.path("results.csv")),
-            stages: stages(trials.len()),
-            options: args.threads.options(),
-            rows: None,
+            stages: stages(all.len()),
             file,
             origin,
-            folder,
             work,
             fields,
-            trials,
+            all,
             strategy,
             strategy_source,
+            stop: StopFlag::on_terminate()?,
+            prepared: Mutex::default(),
+        };
+        Ok(Search {
+            results: Results::open(&trials.work, &key, job.goal())?,
+            results_file: args.out.clone().unwrap_or_else(|| trials.origin.path("results.csv")),
+            trials,
+            folder,
+            parallel: usize::from(args.parallel),
+            rows: (0..args.parallel).map(|_| None).collect(),
+            threads: args.threads,
         })
     }
 
     fn describe(&self, out: &mut Lines<'_>) -> Result<(), ExitReason> {
-        let stages: Vec<String> = self.stages.iter().map(usize::to_string).collect();
+        let trials = &self.trials;
+        let stages: Vec<String> = trials.stages.iter().map(usize::to_string).collect();
+        let parallel = match self.parallel {
+            1 => String::new(),
+            count => format!("; {count} at the same time"),
+        };
         out.line(format!(
-            "{}: {} over {}, in stages of {}",
-            self.file.display(),
-            text::counted(self.trials.len(), "trial"),
-            text::counted(self.fields.len(), "field"),
+            "{}: {} over {}, in stages of {}{parallel}",
+            trials.file.display(),
+            text::counted(trials.all.len(), "trial"),
+            text::counted(trials.fields.len(), "field"),
             stages.join(", "),
         ))?;
         if self.results.done() > 0 {
             let done = text::counted(self.results.done(), "result");
-            out.line(format!("resumed with {done} of {}", self.work.display()))?;
+            out.line(format!("resumed with {done} of {}", trials.work.display()))?;
         }
         Ok(())
     }
@@ -198,103 +235,86 @@ impl<'f> Search<'f> {
     /// Returns the trials of a stage. Those with the same rows follow each other.
     fn chosen(&self, stage: usize) -> Vec<usize> {
         let mut chosen: Vec<usize> = match stage {
-            0 => (0..self.trials.len()).collect(),
+            0 => (0..self.trials.all.len()).collect(),
             stage => self.results.best(stage - 1),
         };
-        chosen.truncate(self.stages[stage]);
+        chosen.truncate(self.trials.stages[stage]);
         let mut keyed: Vec<(String, usize)> =
-            chosen.into_iter().map(|trial| (rows_key(&self.job(trial)), trial)).collect();
+            chosen.into_iter().map(|trial| (rows_key(&self.trials.job(trial)), trial)).collect();
         keyed.sort();
         keyed.into_iter().map(|(_, trial)| trial).collect()
     }
 
-    fn job(&self, trial: usize) -> Job {
-        Job::of(View::root(&self.trials[trial].root))
-    }
-
-    fn trial_folder(&self, trial: usize) -> PathBuf {
-        self.work.join(format!("trial-{:04}", trial + 1))
-    }
-
-    /// Trains a trial up to the end of a stage, unless an earlier run of the search has done so.
-    fn run_trial(
-        &mut self,
-        trial: usize,
-        stage: usize,
-        out: &mut Lines<'_>,
-    ) -> Result<(), ExitReason> {
-        if self.results.has(trial, stage) {
-            return Ok(());
+    /// Removes the checkpoints of trials that will not go on.
+    fn drop_others(&self, stage: usize) -> Result<()> {
+        let next = self.trials.stages.get(stage + 1).copied().unwrap_or(1);
+        for trial in self.results.best(stage).into_iter().skip(next) {
+            let folder = self.trials.folder(trial);
+            if folder.exists() {
+                remove(&folder)?;
+            }
         }
-        let outcome = match self.results.last(trial) {
-            // It has no more steps to make.
-            Some(last) if last.state != State::Halved => Outcome { stage, ..last.clone() },
-            _ => match self.train(trial, stage) {
-                Ok(trained) if trained.ended == Ended::Requested => {
-                    return Err(ExitReason::Terminated);
-                }
-                Ok(trained) => Outcome {
-                    trial,
-                    stage,
-                    steps: trained.step,
-                    value: trained.best.as_ref().map(|best| best.value),
-                    best_step: trained.best.as_ref().map(|best| best.step),
-                    seconds: trained.seconds,
-                    state: match trained.ended {
-                        Ended::EarlyStop => State::EarlyStop,
-                        _ if stage + 1 == self.stages.len() => State::Finished,
-                        _ => State::Halved,
-                    },
-                    error: String::new(),
-                },
-                Err(error) => Outcome {
-                    trial,
-                    stage,
-                    state: State::Failed,
-                    error: error.to_string(),
-                    ..Outcome::default()
-                },
-            },
-        };
-        let values: Vec<String> = self
-            .fields
-            .iter()
-            .zip(&self.trials[trial].values)
-            .map(|(field, value)| format!("{} = {value}", field.path))
-            .collect();
-        let said = match outcome.state {
-            State::Failed => format!("failed: {}", outcome.error),
-            _ => format!(
-                "{} {} after {} steps",
-                self.results.goal(),
-                self.results.shown(outcome.value),
-                outcome.steps
-            ),
-        };
-        let (number, of) = (trial + 1, self.trials.len());
-        out.line(format!("trial {number:>3}/{of}  {said}  ({})", values.join(", ")))?;
-        out.flush()?;
-        self.results.add(outcome)?;
-        self.save_results()?;
         Ok(())
     }
 
-    fn train(&mut self, trial: usize, stage: usize) -> Result<Trained> {
-        let plan = self.plan(trial)?;
-        let mut model = RankModel::new(&plan, self.fleet)?;
-        let key = rows_key(&plan.job);
-        let mut rows = match self.rows.take() {
-            Some((known, _, mut rows)) if known == key => {
-                rows.set_batch(plan.job.train.batch)?;
-                rows
-            }
-            _ => model.rows(&plan)?,
+    /// Shows the table, and saves and measures the best model.
+    fn finish(self, out: &mut Lines<'_>) -> Result<(), ExitReason> {
+        let best = self.results.ranked().first().filter(|it| it.value.is_some()).cloned();
+        let Some(best) = best else {
+            let error = Error::invalid("no trial has a result").at(self.results_file.display());
+            let first = self.results.ranked().first().map(|it| it.error.clone());
+            return Err(error.got(first.unwrap_or_default()).into());
         };
-        let (steps, every) = self.length(&plan, stage);
-        let length = Length { steps: Some(steps), every: Some(every) };
-        let trained = model.train(&plan, self.fleet, &mut rows, length);
-        self.rows = Some((key, plan.prepared(), rows));
-        trained
+        let trials = &self.trials;
+        let (names, values) = trials.fields();
+        write_file(&self.results_file, self.results.csv(&names, &values).as_bytes())?;
+        out.line("")?;
+        self.results.table(&names, &values).into_iter().try_for_each(|line| out.line(line))?;
+        out.line("")?;
+
+        let mut plan = trials.plan(best.trial, self.threads.options())?;
+        let trial_folder = std::mem::replace(&mut plan.folder, self.folder.clone());
+        make_folder(&plan.folder)?;
+        for name in ["scalars.csv", "scalars.jsonl"] {
+            let (from, to) = (trial_folder.join(name), plan.folder.join(name));
+            std::fs::copy(&from, &to).map_err(|error| Error::io("copy", &from, &error))?;
+        }
+        let mut model = RankModel::new(&plan, trials.fleet)?;
+        let key = rows_key(&plan.job);
+        let known = self.rows.into_iter().flatten().find(|(known, _)| *known == key);
+        let mut rows = known.map_or_else(|| model.rows(&plan), |(_, rows)| Ok(rows))?;
+        // It has made these steps: the training resumes from its checkpoint, and ends.
+        let (_, every) = trials.length(&plan, trials.stages.len() - 1);
+        let length = Length { steps: Some(best.steps), every: Some(every) };
+        let trained = model.train(&plan, trials.fleet, &mut rows, length, &trials.stop)?;
+        drop(rows);
+        if trained.ended == Ended::Requested {
+            return Err(ExitReason::Terminated);
+        }
+        model.finish(&plan, trials.fleet, &trained)?;
+        plan.report(&trained, trained.seconds, out)?;
+        let best_file = trials.origin.path(BEST_FILE);
+        write_file(&best_file, plan.source.as_bytes())?;
+        out.line(format!("{:<12}{} (trial {})", "best job", best_file.display(), best.trial + 1))?;
+        out.line(format!("{:<12}{}", "results", self.results_file.display()))?;
+        remove(&trials.work)?;
+        Ok(())
+    }
+}
+
+impl Trials<'_> {
+    fn job(&self, trial: usize) -> Job {
+        Job::of(View::root(&self.all[trial].root))
+    }
+
+    fn folder(&self, trial: usize) -> PathBuf {
+        self.work.join(format!("trial-{:04}", trial + 1))
+    }
+
+    /// Returns the names of the fields, and their values in each trial.
+    fn fields(&self) -> (Vec<&str>, Vec<&[String]>) {
+        let names = self.fields.iter().map(|field| field.path.as_str()).collect();
+        (names, self.all.iter().map(|trial| &trial.values[..]).collect())
     }
 
     /// Returns the last step of a stage and the interval of validations.
@@ -316,22 +336,17 @@ impl<'f> Search<'f> {
         (steps, Every::Steps(interval))
     }
 
-    /// Prepares a trial. Its rows are those of the last trial, if they are the same.
-    fn plan(&self, trial: usize) -> Result<TrainPlan> {
-        let root = self.trials[trial].root.clone();
+    /// Prepares a trial, with the data of another one if that is the same.
+    fn plan(&self, trial: usize, options: ExecOptions) -> Result<TrainPlan> {
+        let root = self.all[trial].root.clone();
         let head = format!("# Trial {} of fleet tune {}\n", trial + 1, self.file.display());
         let source = head + &file::to_toml(&root);
         let job = self.job(trial);
         let text = Text { file: self.file.clone(), root, problems: Vec::new() };
-        let key = rows_key(&job);
-        let prepared = match &self.rows {
-            Some((known, prepared, _)) if *known == key => prepared.clone(),
-            _ => prepare(&job, &self.origin, &text, &|_| {})?,
-        };
-        let folder = self.trial_folder(trial);
+        let prepared = self.prepared(&job, &text)?;
+        let folder = self.folder(trial);
         let checkpoints = folder.join(CHECKPOINTS_FOLDER);
         let (strategy, source_of) = (self.strategy.clone(), self.strategy_source.clone());
-        let options = self.options.clone();
         Ok(TrainPlan {
             text,
             source,
@@ -349,63 +364,18 @@ impl<'f> Search<'f> {
         })
     }
 
-    /// Removes the checkpoints of trials that will not go on.
-    fn drop_others(&self, stage: usize) -> Result<()> {
-        let next = self.stages.get(stage + 1).copied().unwrap_or(1);
-        for trial in self.results.best(stage).into_iter().skip(next) {
-            let folder = self.trial_folder(trial);
-            if folder.exists() {
-                remove(&folder)?;
-            }
+    /// Reads the data of a job. Other threads wait meanwhile: they are likely to need the same.
+    fn prepared(&self, job: &Job, text: &Text) -> Result<Prepared> {
+        let mut last = lock(&self.prepared);
+        let key = rows_key(job);
+        if let Some((known, prepared)) = &*last
+            && *known == key
+        {
+            return Ok(prepared.clone());
         }
-        Ok(())
-    }
-
-    fn save_results(&self) -> Result<()> {
-        let names: Vec<&str> = self.fields.iter().map(|field| field.path.as_str()).collect();
-        let values: Vec<&[String]> = self.trials.iter().map(|trial| &trial.values[..]).collect();
-        write_file(&self.results_file, self.results.csv(&names, &values).as_bytes())
-    }
-
-    /// Shows the table, and saves and measures the best model.
-    fn finish(mut self, out: &mut Lines<'_>) -> Result<(), ExitReason> {
-        let best = self.results.ranked().first().filter(|it| it.value.is_some()).cloned();
-        let Some(best) = best else {
-            let error = Error::invalid("no trial has a result").at(self.results_file.display());
-            let first = self.results.ranked().first().map(|it| it.error.clone());
-            return Err(error.got(first.unwrap_or_default()).into());
-        };
-        let names: Vec<&str> = self.fields.iter().map(|field| field.path.as_str()).collect();
-        let values: Vec<&[String]> = self.trials.iter().map(|trial| &trial.values[..]).collect();
-        out.line("")?;
-        self.results.table(&names, &values).into_iter().try_for_each(|line| out.line(line))?;
-        out.line("")?;
-
-        let mut plan = self.plan(best.trial)?;
-        let trial_folder = std::mem::replace(&mut plan.folder, self.folder.clone());
-        make_folder(&plan.folder)?;
-        for name in ["scalars.csv", "scalars.jsonl"] {
-            let (from, to) = (trial_folder.join(name), plan.folder.join(name));
-            std::fs::copy(&from, &to).map_err(|error| Error::io("copy", &from, &error))?;
-        }
-        let mut model = RankModel::new(&plan, self.fleet)?;
-        let mut rows = match self.rows.take() {
-            Some((known, _, rows)) if known == rows_key(&plan.job) => rows,
-            _ => model.rows(&plan)?,
-        };
-        // It has made these steps: the training resumes from its checkpoint, and ends.
-        let (_, every) = self.length(&plan, self.stages.len() - 1);
-        let length = Length { steps: Some(best.steps), every: Some(every) };
-        let trained = model.train(&plan, self.fleet, &mut rows, length)?;
-        drop(rows);
-        model.finish(&plan, self.fleet, &trained)?;
-        plan.report(&trained, trained.seconds, out)?;
-        let best_file = self.origin.path(BEST_FILE);
-        write_file(&best_file, plan.source.as_bytes())?;
-        out.line(format!("{:<12}{} (trial {})", "best job", best_file.display(), best.trial + 1))?;
-        out.line(format!("{:<12}{}", "results", self.results_file.display()))?;
-        remove(&self.work)?;
-        Ok(())
+        let prepared = prepare(job, &self.origin, text, &|_| {})?;
+        *last = Some((key, prepared.clone()));
+        Ok(prepared)
     }
 }
 

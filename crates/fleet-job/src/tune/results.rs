@@ -172,7 +172,8 @@ impl Results {
     pub fn csv(&self, names: &[&str], values: &[&[String]]) -> String {
         let head = ["trial", "state", "steps", "best_step", "seconds", self.goal()];
         let names = names.iter().map(|name| csv_text(name));
-        let head: Vec<String> = head.iter().map(|name| name.to_string()).chain(names).collect();
+        let head = head.iter().map(|name| name.to_string()).chain(names);
+        let head: Vec<String> = head.chain(["error".to_string()]).collect();
         let mut out = head.join(",") + "\n";
         for it in self.ranked() {
             let value = it.value.map(|value| self.meaning(value).to_string()).unwrap_or_default();
@@ -186,7 +187,8 @@ impl Results {
                 value,
             ];
             let values = values[it.trial].iter().map(|value| csv_text(value));
-            out += &own.into_iter().chain(values).collect::<Vec<_>>().join(",");
+            let error = csv_text(it.error.lines().next().unwrap_or_default());
+            out += &own.into_iter().chain(values).chain([error]).collect::<Vec<_>>().join(",");
             out.push('\n');
         }
         out
