@@ -11,6 +11,7 @@ use fleet::ops::Services;
 use fleet::rng::Sequence;
 use fleet::{DType, Error, ExecOptions, Executor, Fleet, Result, Scope, Shape, Tensor};
 use fleet_base::output::{ExitReason, Output};
+use fleet_job::recommend::SearchWay;
 use fleet_job::{predict, train};
 use fleet_serve::{ServeArgs, Server};
 use fleet_topology::Env;
@@ -165,7 +166,7 @@ impl Place {
     }
 
     fn serve(&self, options: &Options) -> Result<Server> {
-        Server::start(&ServeArgs {
+        let args = ServeArgs {
             model: self.path("model"),
             listen: "127.0.0.1:0".into(),
             grpc: cfg!(feature = "grpc").then(|| "127.0.0.1:0".into()),
@@ -173,9 +174,12 @@ impl Place {
             rows: 4096,
             body: 16 << 20,
             queue: 256,
+            exclude: Vec::new(),
+            search: SearchWay::Auto,
             threads: (options.threads as u16).into(),
             watch: 1,
-        })
+        };
+        Server::start(&args, &Env::default())
     }
 
     /// Returns the fastest way to run the program on batches in memory.

@@ -45,7 +45,7 @@ enum Command {
     Predict(fleet_job::predict::PredictArgs),
     /// Find the best items for users, with a model of two towers that a job trained
     Recommend(fleet_job::recommend::RecommendArgs),
-    /// Serve predictions of a model that a job trained, over HTTP
+    /// Serve predictions of a model that a job trained, and recommendations, over HTTP
     Serve(fleet_serve::ServeArgs),
     /// Generate data sets
     #[command(subcommand)]
@@ -94,7 +94,7 @@ fn dispatch(command: Command, env: &Env, out: &mut Output) -> Result<(), ExitRea
         Command::Tune(args) => fleet_job::tune::run(&args, &alone(env)?, out),
         Command::Predict(args) => fleet_job::predict::run(&args, env, out),
         Command::Recommend(args) => fleet_job::recommend::run(&args, env, out),
-        Command::Serve(args) => fleet_serve::run(&args, out),
+        Command::Serve(args) => fleet_serve::run(&args, env, out),
         Command::Data(command) => data::run(&command, env, out),
         Command::Export(args) => export::run(&args, out),
         Command::Checkpoint(command) => checkpoint::run(&command, out),

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 #[path = "serve/equal.rs"]
 mod equal;
+#[path = "serve/recommend.rs"]
+mod recommend;
 
 const FLEET: &str = env!("CARGO_BIN_EXE_fleet");
 

@@ -50,8 +50,8 @@ pub use bad_rows::BadRows;
 pub use batch::{Batch, BatchLayout, BatchSource, Input, RowRef};
 pub use block::{Block, Column, Values};
 pub use columns::{
-    ColumnFiles, ColumnKind, ColumnSpec, CsvHeader, DataFormat, RequestColumn, RequestError,
-    RequestRows, TextDictionary, TextObserver, category_hash, parse_time,
+    ColumnFiles, ColumnKind, ColumnSpec, CsvHeader, DataFormat, FurtherValues, RequestColumn,
+    RequestError, RequestRows, TextDictionary, TextObserver, category_hash, parse_time,
 };
 pub use data_loader::{Batches, DataLoader, DataLoaderOptions, Feed, Field, FieldSample, Part};
 pub use dataset::{

@@ -12,14 +12,16 @@
 //!   and saved with the model. Validation, reports and predictions apply the same features.
 //! * `model/` writes the program, `train/` trains it by [`fleet::Trainer`], `saved.rs` is the
 //!   result, and `report/` measures it. `tune/` trains many variants of a job.
-//! * `negatives.rs` draws items for a retrieval, whose vectors `retrieval.rs` saves; `recommend.rs`
-//!   finds the best items for users, by comparing all of them or by the index of `nearest.rs`.
+//! * `negatives.rs` draws items for a retrieval, whose vectors `retrieval.rs` saves; `catalogue.rs`
+//!   finds the best items for users, by comparing all of them or by the index of `nearest.rs`:
+//!   `recommend.rs` those for files, and `serving/recommend.rs` those for requests.
 //! * `lanes.rs` runs a saved model on rows, `predict.rs` scores files, and `serving.rs` requests.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod catalogue;
 mod check;
 pub mod commands;
 mod data;
@@ -32,7 +34,7 @@ mod keep;
 mod lanes;
 mod lines;
 mod model;
-mod nearest;
+pub mod nearest;
 mod negatives;
 pub mod onnx;
 mod optimizer;

@@ -5,29 +5,27 @@
 //! search walks along the links towards the query, first in sparse layers, then in the layer of all
 //! nodes. It may miss some of the nearest ones.
 //!
-//! The graph follows from the vectors alone: nodes are inserted in a seeded order, by one thread. A
+//! The graph follows from the vectors alone: nodes are inserted in a seeded order (`build.rs`). A
 //! layer has the first nodes of that order, a sixteenth of those of the layer below.
 //!
 //! Searches want the largest products. So each vector gets one number more that makes all of them
 //! equally long, and queries get 0 there: the nearest vector has the largest product.
 
-use crate::vectors::{Vectors, product};
+mod build;
+
+use crate::vectors::product;
+pub use crate::vectors::{Texts, Vectors};
 use fleet::Tensor;
 use fleet::format::{read_safetensors, write_safetensors};
-use fleet_base::rng::Sequence;
 use fleet_base::{Error, Result};
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::path::Path;
 
 /// Links of a node in a layer; the layer of all nodes has twice as many.
 const LINKS: usize = 16;
-/// Nodes that an insertion compares for its links: more make a better graph, more slowly.
-const CANDIDATES: usize = 128;
 /// Nodes that a search keeps at least: more find more of the nearest ones, more slowly.
 const KEPT_MIN: usize = 128;
-/// Seed of the order of the items.
-const SEED: u64 = 0x686e_7377;
 /// Mark of a free link.
 const FREE: u32 = u32::MAX;
 /// Largest number of items: places are 32-bit integers in the file.
@@ -128,56 +126,16 @@ impl Seen {
     }
 }
 
-/// Vectors that are made equally long.
-struct Space<'v> {
-    vectors: &'v Vectors,
-    /// An item of each node.
-    items: Vec<u32>,
-    /// The squared length of each node's vector.
-    lengths: Vec<f32>,
-    /// The number that each node's vector gets.
-    rest: Vec<f32>,
-}
-
-impl<'v> Space<'v> {
-    fn new(index: &Index, vectors: &'v Vectors) -> Space<'v> {
-        let items: Vec<u32> = (0..index.nodes() as u32).map(|node| index.item(node)).collect();
-        let vector = |item: &u32| vectors.vector(*item as usize);
-        let length = |item: &u32| product(vector(item), vector(item));
-        let lengths: Vec<f32> = items.iter().map(length).collect();
-        let longest = lengths.iter().copied().fold(0.0, f32::max);
-        let rest = lengths.iter().map(|length| (longest - length).max(0.0).sqrt()).collect();
-        Space { vectors, items, lengths, rest }
-    }
-
-    /// Returns the squared distance of two nodes.
-    fn distance(&self, a: u32, b: u32) -> f32 {
-        let [x, y] = [a, b].map(|node| self.vectors.vector(self.items[node as usize] as usize));
-        let of = |values: &[f32]| [values[a as usize], values[b as usize]];
-        let ([x_length, y_length], [x_rest, y_rest]) = (of(&self.lengths), of(&self.rest));
-        let rest = x_rest - y_rest;
-        x_length + y_length - 2.0 * product(x, y) + rest * rest
-    }
-}
-
 impl Index {
-    /// Builds the graph.
-    pub fn build(vectors: &Vectors) -> Result<Index> {
+    /// Builds the graph, which is the same for any number of threads.
+    pub fn build(vectors: &Vectors, threads: usize) -> Result<Index> {
         let count = vectors.len();
         if count > ITEMS_MAX {
             return Err(Error::exhausted("too many items for an index")
                 .expected(format!("at most {ITEMS_MAX}"))
                 .got(count));
         }
-        let (items, starts) = nodes_of(vectors);
-        let (layers, sum) = (empty_layers(starts.len() - 1), vectors.sum());
-        let mut index = Index { items, starts, layers, sum };
-        let space = Space::new(&index, vectors);
-        let mut seen = Seen::default();
-        for node in 1..index.nodes() as u32 {
-            index.insert(node, &space, &mut seen);
-        }
-        Ok(index)
+        Ok(build::build(vectors, threads))
     }
 
     fn nodes(&self) -> usize {
@@ -193,37 +151,6 @@ impl Index {
     fn items_of(&self, node: u32) -> &[u32] {
         let [start, end] = [node as usize, node as usize + 1].map(|at| self.starts[at] as usize);
         &self.items[start..end]
-    }
-
-    fn insert(&mut self, node: u32, space: &Space<'_>, seen: &mut Seen) {
-        let distance = |other: u32| space.distance(node, other);
-        let mut near = vec![Near { distance: distance(0), node: 0 }];
-        for at in (0..self.layers.len()).rev() {
-            let is_in_layer = (node as usize) < self.layers[at].nodes();
-            let kept = if is_in_layer { CANDIDATES } else { 1 };
-            near = search(&self.layers[at], &near, kept, &distance, seen);
-            if is_in_layer {
-                let chosen = chosen(&near, LINKS, space);
-                self.layers[at].set(node, &chosen);
-                chosen.iter().for_each(|other| self.link(at, *other, node, space));
-            }
-        }
-    }
-
-    /// Links a node back. If it has too many links then, the best ones stay.
-    fn link(&mut self, at: usize, from: Near, to: u32, space: &Space<'_>) {
-        let layer = &mut self.layers[at];
-        let width = layer.width;
-        let links = &mut layer.links[from.node as usize * width..][..width];
-        if let Some(free) = links.iter_mut().find(|link| **link == FREE) {
-            *free = to;
-            return;
-        }
-        let of = |other: u32| Near { distance: space.distance(from.node, other), node: other };
-        let mut all: Vec<Near> = links.iter().map(|link| of(*link)).collect();
-        all.push(Near { distance: from.distance, node: to });
-        all.sort_unstable();
-        layer.set(from.node, &chosen(&all, width, space));
     }
 
     /// Returns the places and products of about the `count` vectors with the largest products, best
@@ -322,30 +249,6 @@ impl Index {
     }
 }
 
-/// Returns the items of all nodes, and where those of each start: items with the same vector are
-/// one node. The order of nodes is a random one.
-fn nodes_of(vectors: &Vectors) -> (Vec<u32>, Vec<u32>) {
-    let mut order: Vec<u32> = (0..vectors.len() as u32).collect();
-    Sequence::new(SEED, 0).shuffle(&mut order);
-    let mut nodes: Vec<Vec<u32>> = Vec::new();
-    let mut known: HashMap<Vec<u32>, usize> = HashMap::new();
-    for item in order {
-        let bits = vectors.vector(item as usize).iter().map(|value| value.to_bits()).collect();
-        let node = *known.entry(bits).or_insert(nodes.len());
-        match nodes.get_mut(node) {
-            Some(items) => items.push(item),
-            None => nodes.push(vec![item]),
-        }
-    }
-    let mut starts = vec![0];
-    let ends = nodes.iter().scan(0, |end, items| {
-        *end += items.len() as u32;
-        Some(*end)
-    });
-    starts.extend(ends);
-    (nodes.concat(), starts)
-}
-
 fn layer_name(at: usize) -> String {
     format!("links_{at}")
 }
@@ -405,27 +308,10 @@ fn search(
     best.into_sorted_vec()
 }
 
-/// Chooses links among near nodes, nearest first: a node that is nearer to a chosen one than to the
-/// linking node is reached through that one. Free places are filled with the nearest others.
-fn chosen(near: &[Near], count: usize, space: &Space<'_>) -> Vec<Near> {
-    let (mut chosen, mut others): (Vec<Near>, Vec<Near>) = (Vec::new(), Vec::new());
-    for found in near {
-        if chosen.len() == count {
-            break;
-        }
-        let is_reached =
-            chosen.iter().any(|it| space.distance(it.node, found.node) < found.distance);
-        if is_reached { others.push(*found) } else { chosen.push(*found) }
-    }
-    let free = count - chosen.len();
-    chosen.extend(others.into_iter().take(free));
-    chosen
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vectors::Texts;
+    use fleet_base::rng::Sequence;
     use fleet_base::temporary::TemporaryFolder;
     use std::time::Instant;
 
@@ -471,7 +357,7 @@ mod tests {
             let items = vectors(4000, dim, 1, are_equally_long);
             let queries = vectors(200, dim, 2, are_equally_long);
             let begin = Instant::now();
-            let index = Index::build(&items).unwrap();
+            let index = Index::build(&items, 2).unwrap();
             let built = begin.elapsed();
             let recall = recall(&items, &index, &queries, 10);
             let kind = if are_equally_long { "cosine" } else { "dot" };
@@ -483,10 +369,20 @@ mod tests {
     }
 
     #[test]
+    fn threads_do_not_change_the_graph() {
+        let mut items = vectors(3000, 8, 1, false);
+        items.values[100 * 8..400 * 8].fill(0.25);
+        let one = Index::build(&items, 1).unwrap();
+        for threads in [2, 3, 8] {
+            assert!(Index::build(&items, threads).unwrap() == one, "{threads} threads");
+        }
+    }
+
+    #[test]
     fn few_items_and_exclusions_are_exact() {
         for count in [0, 1, 2, 17, 100] {
             let items = vectors(count, 8, 1, false);
-            let index = Index::build(&items).unwrap();
+            let index = Index::build(&items, 2).unwrap();
             let queries = vectors(20, 8, 2, false);
             let mut seen = Seen::default();
             for at in 0..queries.len() {
@@ -511,7 +407,7 @@ mod tests {
         let mut items = vectors(500, 4, 1, false);
         items.values[..400 * 4].fill(0.25);
         items.values[400 * 4..450 * 4].fill(0.0);
-        let index = Index::build(&items).unwrap();
+        let index = Index::build(&items, 2).unwrap();
         assert_eq!(index.nodes(), 52);
         for query in [[1.0; 4], [-1.0, 0.5, 2.0, 0.0], [0.0; 4]] {
             for count in [5, 100, 460] {
@@ -527,7 +423,7 @@ mod tests {
         let folder = TemporaryFolder::new(&std::env::temp_dir(), "fleet-nearest").unwrap();
         let path = folder.path().join("items.index.safetensors");
         let items = vectors(300, 8, 1, false);
-        let index = Index::build(&items).unwrap();
+        let index = Index::build(&items, 2).unwrap();
         index.save(&path).unwrap();
         assert!(Index::load(&path, &items).unwrap() == index);
         let mut other = items.clone();

@@ -1,21 +1,22 @@
 //! `fleet recommend`: the best items for users, by the vectors of a model with two towers.
 
+pub use crate::catalogue::SearchWay;
+use crate::catalogue::{Catalogue, CatalogueOptions, first_id, open_columns};
 use crate::features::{Applied, Scratch};
-use crate::job::{ColumnPart, Job, Side};
-use crate::nearest::{Index, Seen};
+use crate::job::Side;
+use crate::nearest::Seen;
 use crate::origin::{self, Origin};
-use crate::raw::{Raw, format_of};
+use crate::raw::Raw;
 use crate::rows::for_each_row;
 use crate::saved::{SCORE_ROWS, SavedModel};
 use crate::threads::Threads;
-use crate::vectors::{Vectors, index_path, vectors_of};
-use clap::{Args, ValueEnum};
+use crate::vectors::vectors_of;
+use clap::Args;
 use fleet::topology::Env;
 use fleet_base::file::AtomicFile;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
 use fleet_data::Block;
-use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::PathBuf;
@@ -51,39 +52,23 @@ pub struct RecommendArgs {
     pub threads: Threads,
 }
 
-/// Ways to find items.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SearchWay {
-    /// By the index if the model has one, as those with 20,000 items or more; otherwise exact
-    Auto,
-    /// Compares each user with all items
-    Exact,
-    /// Compares each user with few items, and may miss some of the best; builds the index if the
-    /// model has none
-    Index,
-}
-
 /// Runs the command.
 pub fn run(args: &RecommendArgs, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
     let begin = Instant::now();
     origin::check_local("the file of items", &args.out)?;
     let (options, origin) = (args.threads.options(), Origin::new("", env)?);
-    let mut model = SavedModel::open(&args.model, options)?;
-    let names = match &model.features.choices {
-        Some(choices) => [choices.user.clone(), choices.item.clone()],
-        None => {
-            return Err(Error::invalid("the model has no vectors of users and items")
-                .expected("a model of kind two_tower with the task retrieval")
-                .got(args.model.display())
-                .into());
-        }
+    let how = CatalogueOptions {
+        search: args.search,
+        exclude: &args.exclude,
+        origin: &origin,
+        threads: args.threads.started(),
     };
-    let items = Vectors::load(&args.model, Side::Item)?;
-    let index = index_of(args, &items)?;
-    let excluded = excluded(&model.job, &origin, &args.exclude, &names, &items)?;
-    let users = Users::open(&model, &origin, &args.users, &names[0])?;
+    let (mut model, catalogue) = Catalogue::open(&args.model, options, &how)?;
+    let catalogue = catalogue.ok_or_else(|| no_items().got(args.model.display()))?;
+    let names = [&catalogue.choices.user, &catalogue.choices.item];
+    let users = Users::open(&model, &origin, &args.users, names[0])?;
     let mut file = AtomicFile::create(&args.out)?;
-    let header = format!("{},rank,{},score\n", quoted(&names[0]), quoted(&names[1]));
+    let header = format!("{},rank,{},score\n", quoted(names[0]), quoted(names[1]));
     let write = |file: &mut AtomicFile, text: &str| {
         file.write_all(text.as_bytes()).map_err(|error| file.error("write", &error))
     };
@@ -91,16 +76,11 @@ pub fn run(args: &RecommendArgs, env: &Env, out: &mut Output) -> Result<(), Exit
     let mut count = 0;
     let mut nodes = Seen::default();
     users.for_each(&mut model, |user, hash, vector| {
-        let seen = excluded.get(&hash);
-        let is_excluded = |at: usize| seen.is_some_and(|seen| seen.contains(&at));
-        let counts = (args.k as usize, seen.map_or(0, HashSet::len));
-        let best = match &index {
-            Some(index) => index.nearest(&items, vector, counts, is_excluded, &mut nodes),
-            None => items.nearest(vector, args.k as usize, is_excluded),
-        };
+        let excluded = catalogue.known(hash);
+        let best = catalogue.best(vector, args.k as usize, excluded, &mut nodes);
         let mut text = String::new();
         for (rank, (at, score)) in best.iter().enumerate() {
-            let item = quoted(&items.texts.values[*at]);
+            let item = quoted(&catalogue.items.texts.values[*at]);
             let _ = writeln!(text, "{},{},{item},{score}", quoted(user), rank + 1);
         }
         count += 1;
@@ -108,19 +88,16 @@ pub fn run(args: &RecommendArgs, env: &Env, out: &mut Output) -> Result<(), Exit
     })?;
     file.commit()?;
     let seconds = begin.elapsed().as_secs_f64();
-    let (found, users) = (text::counted(items.len(), "item"), text::counted(count, "user"));
-    let by = if index.is_some() { " by their index" } else { "" };
+    let (found, users) =
+        (text::counted(catalogue.items.len(), "item"), text::counted(count, "user"));
+    let by = if catalogue.is_indexed() { " by their index" } else { "" };
     out.line(format!("{users} among {found}{by} in {seconds:.1} s: {}", args.out.display()))
 }
 
-/// Returns the index that the command uses, if it uses one.
-fn index_of(args: &RecommendArgs, items: &Vectors) -> Result<Option<Index>> {
-    let path = index_path(&args.model);
-    match (args.search, path.is_file()) {
-        (SearchWay::Exact, _) | (SearchWay::Auto, false) => Ok(None),
-        (_, true) => Index::load(&path, items).map(Some),
-        (SearchWay::Index, false) => Index::build(items).map(Some),
-    }
+/// The error of a model that does not recommend.
+pub fn no_items() -> Error {
+    Error::unsupported("the model has no vectors of users and items")
+        .expected("a model of kind two_tower with the task retrieval")
 }
 
 /// Returns a field of a CSV file.
@@ -129,51 +106,6 @@ fn quoted(field: &str) -> String {
         true => format!("\"{}\"", field.replace('"', "\"\"")),
         false => field.to_string(),
     }
-}
-
-/// Opens the columns that `which` selects, of files that must be free of faults.
-fn open(
-    job: &Job,
-    origin: &Origin,
-    patterns: &[String],
-    which: impl Fn(&ColumnPart) -> bool,
-) -> Result<(Raw, Vec<PathBuf>)> {
-    let files = origin.expand(patterns)?;
-    let first = files.first().ok_or_else(|| Error::invalid("no files to read"))?;
-    let mut job = job.clone();
-    (job.data.bad_rows_max, job.data.bad_rows_kept) = (0, None);
-    let format = format_of(&job.data, &job.columns, first)?;
-    Ok((Raw::new(&job, origin, format, true, which)?, files))
-}
-
-/// Returns the places of the items that are left out, for each user.
-fn excluded(
-    job: &Job,
-    origin: &Origin,
-    patterns: &[String],
-    names: &[String; 2],
-    items: &Vectors,
-) -> Result<HashMap<u64, HashSet<usize>>> {
-    let mut excluded: HashMap<u64, HashSet<usize>> = HashMap::new();
-    if patterns.is_empty() {
-        return Ok(excluded);
-    }
-    let (raw, files) = open(job, origin, patterns, |column| names.contains(&column.name))?;
-    let hash = |text: &String| fleet_data::category_hash(text.as_bytes());
-    let places: HashMap<u64, usize> = items.texts.values.iter().map(hash).zip(0..).collect();
-    let [user, item] = [raw.names.index(&names[0])?, raw.names.index(&names[1])?];
-    for_each_row(&raw, &files, |_, _, block, row| {
-        let [user, item] = [user, item].map(|at| first_id(block, at, row));
-        if let Some(place) = places.get(&item) {
-            excluded.entry(user).or_default().insert(*place);
-        }
-        Ok(true)
-    })?;
-    Ok(excluded)
-}
-
-fn first_id(block: &Block, at: usize, row: usize) -> u64 {
-    block.column(at).ids(row).and_then(|ids| ids.first()).map_or(0, |id| *id as u64)
 }
 
 /// The rows of users.
@@ -187,7 +119,8 @@ struct Users {
 
 impl Users {
     fn open(model: &SavedModel, origin: &Origin, patterns: &[String], name: &str) -> Result<Users> {
-        let (raw, files) = open(&model.job, origin, patterns, |it| it.side == Some(Side::User))?;
+        let (raw, files) =
+            open_columns(&model.job, origin, patterns, |it| it.side == Some(Side::User))?;
         let applied = Applied::of_side(&model.features, &raw.names)?;
         let at = raw.names.index(name)?;
         Ok(Users { raw, files, applied, at })

@@ -8,7 +8,7 @@ use crate::nearest::Index;
 use crate::report::{Measured, Measures};
 use crate::saved::SavedModel;
 use crate::split::Part;
-use crate::vectors::{Texts, Vectors, index_path, vectors_of};
+use crate::vectors::{self, Texts, Vectors, index_path, vectors_of};
 use fleet_base::{Error, Result};
 use fleet_data::Block;
 use fleet_metrics::Retrieval;
@@ -34,7 +34,8 @@ pub fn finish(
     save(model, data, applied, (&users, &choices.user, SLOT_USER), Side::User, folder)?;
     let catalogue =
         save(model, data, applied, (&items, &choices.item, INPUT_ITEM), Side::Item, folder)?;
-    save_index(&catalogue, folder)?;
+    save_index(&catalogue, folder, model.threads())?;
+    vectors::finish(folder, model.version.version)?;
     let Some(part) = part else { return Ok(None) };
     let places: HashMap<i64, usize> =
         ids(&items, applied, INPUT_ITEM)?.into_iter().zip(0..).collect();
@@ -47,10 +48,10 @@ pub fn finish(
 const INDEXED_ITEMS_MIN: usize = 20_000;
 
 /// Saves an index of many items, and removes that of an earlier model.
-fn save_index(items: &Vectors, folder: &Path) -> Result<()> {
+fn save_index(items: &Vectors, folder: &Path, threads: usize) -> Result<()> {
     let path = index_path(folder);
     if items.len() >= INDEXED_ITEMS_MIN {
-        return Index::build(items)?.save(&path);
+        return Index::build(items, threads)?.save(&path);
     }
     match path.exists() {
         true => std::fs::remove_file(&path).map_err(|error| Error::io("remove", &path, &error)),

@@ -66,6 +66,15 @@ impl SavedModel {
     /// Opens a model folder. Rows are scored by as many threads as the options say. If a training
     /// is just replacing the model, waits for it.
     pub fn open(folder: &Path, options: ExecOptions) -> Result<SavedModel> {
+        SavedModel::open_with(folder, options, |_| Ok(())).map(|(model, ())| model)
+    }
+
+    /// Like [`SavedModel::open`], with a function that reads other files of the same version.
+    pub fn open_with<T>(
+        folder: &Path,
+        options: ExecOptions,
+        others: impl Fn(&SavedModel) -> Result<T>,
+    ) -> Result<(SavedModel, T)> {
         origin::check_local("a model folder", folder)?;
         if !folder.join(JOB_FILE).is_file() || !folder.join(FEATURES_FILE).is_file() {
             return Err(Error::invalid("not a model folder")
@@ -75,7 +84,11 @@ impl SavedModel {
                 .got(folder.display())
                 .help("name the folder that a job wrote (output.folder)"));
         }
-        version::read_whole(folder, |version| SavedModel::read(folder, version, &options))
+        version::read_whole(folder, |version| {
+            let model = SavedModel::read(folder, version, &options)?;
+            let others = others(&model)?;
+            Ok((model, others))
+        })
     }
 
     fn read(folder: &Path, version: &Version, options: &ExecOptions) -> Result<SavedModel> {

@@ -1,10 +1,19 @@
 //! A model that scores the rows of requests, for servers: the same columns, features and program
-//! as [`predict`](crate::predict), so that a row has the same scores, bit for bit.
+//! as [`predict`](crate::predict), so that a row has the same scores, bit for bit. A retrieval also
+//! recommends items, like [`recommend`](crate::recommend).
 
+mod recommend;
+
+use crate::catalogue::{Catalogue, CatalogueOptions};
 use crate::features::{Applied, Meaning, Scratch};
-use crate::job::{ColumnKind, ColumnPart, Job};
+use crate::file;
+use crate::job::{ColumnKind, ColumnPart, Job, TaskKind};
+use crate::origin::Origin;
 use crate::raw::{RawNames, spec};
-use crate::saved::{REPORT_FILE, SavedModel};
+use crate::recommend::SearchWay;
+use crate::saved::{JOB_FILE, REPORT_FILE, SavedModel};
+use crate::threads::Threads;
+use crate::vectors::check_version;
 use crate::version;
 use fleet::ExecOptions;
 use fleet_base::{Error, Result, input};
@@ -14,8 +23,37 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use self::recommend::Towers;
+pub use self::recommend::{Recommended, Recommender, Wanted};
+pub use crate::recommend::no_items;
 pub use crate::version::Version;
+pub use fleet::topology::Env;
 pub use fleet_data::{RequestColumn, RequestError};
+
+/// How a model recommends.
+#[derive(Clone)]
+pub struct RecommendOptions {
+    /// How items are found.
+    pub search: SearchWay,
+    /// Files with users and items that are left out.
+    pub exclude: Vec<String>,
+    origin: Origin,
+    threads: usize,
+}
+
+impl RecommendOptions {
+    /// The files may be in object stores, which are reached by the variables of `env`. `threads`
+    /// build an index if the model has none.
+    pub fn new(
+        search: SearchWay,
+        exclude: &[String],
+        env: &Env,
+        threads: Threads,
+    ) -> Result<RecommendOptions> {
+        let (exclude, origin) = (exclude.to_vec(), Origin::new("", env)?);
+        Ok(RecommendOptions { search, exclude, origin, threads: threads.started() })
+    }
+}
 
 /// A model folder that was read, to be shared by threads.
 pub struct ServedModel {
@@ -27,12 +65,20 @@ pub struct ServedModel {
     labels: Vec<String>,
     info: Value,
     version: u64,
+    towers: Option<Arc<Towers>>,
 }
 
 impl ServedModel {
     /// Reads a model folder. Parameters are in memory once for all threads.
-    pub fn open(folder: &Path) -> Result<ServedModel> {
-        let saved = SavedModel::open(folder, ExecOptions::threads(1))?;
+    pub fn open(folder: &Path, options: &RecommendOptions) -> Result<ServedModel> {
+        let RecommendOptions { search, exclude, origin, threads } = options;
+        let how = CatalogueOptions { search: *search, exclude, origin, threads: *threads };
+        let (saved, catalogue) = Catalogue::open(folder, ExecOptions::threads(1), &how)?;
+        if catalogue.is_none() && !exclude.is_empty() {
+            return Err(crate::recommend::no_items().got(folder.display()).at("--exclude"));
+        }
+        let towers = catalogue.map(|catalogue| Towers::new(&saved, catalogue)).transpose()?;
+        let towers = towers.map(Arc::new);
         let job = &saved.job;
         let (read, others): (Vec<_>, Vec<_>) =
             job.columns.iter().partition(|column| saved.reads(column));
@@ -49,7 +95,7 @@ impl ServedModel {
         let (version, info) = (saved.version.version, info(&saved, &read));
         let saved = Mutex::new(saved);
         let folder = folder.to_path_buf();
-        Ok(ServedModel { folder, saved, applied, rows, classes, labels, info, version })
+        Ok(ServedModel { folder, saved, applied, rows, classes, labels, info, version, towers })
     }
 
     /// Returns the version of the folder when it was read.
@@ -63,7 +109,26 @@ impl ServedModel {
         let own = self.saved.lock().unwrap_or_else(PoisonError::into_inner).version.clone();
         // A file that cannot be read is likely to be replaced soon.
         let version = version::read(&self.folder).ok().flatten();
-        version.filter(|version| version.is_complete() && *version != own)
+        version.filter(|version| {
+            version.is_complete() && *version != own && has_vectors(&self.folder, version.version)
+        })
+    }
+
+    /// Returns whether the model recommends items.
+    pub fn recommends(&self) -> bool {
+        self.towers.is_some()
+    }
+
+    /// Returns the name of a recommended item.
+    pub fn item(&self, place: usize) -> &str {
+        self.towers.as_ref().map_or("", |towers| towers.item(place))
+    }
+
+    /// Returns what recommends items in one thread, of a model that does.
+    pub fn recommender(&self) -> Result<Option<Recommender>> {
+        let Some(towers) = &self.towers else { return Ok(None) };
+        let saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner).share();
+        Recommender::new(saved, Arc::clone(towers)).map(Some)
     }
 
     /// Returns the classes of a task with several, in the order of the scores.
@@ -107,6 +172,14 @@ impl ServedModel {
             scratch: Scratch::default(),
         })
     }
+}
+
+/// Returns whether the vectors of a retrieval are written, which a training does after the model.
+fn has_vectors(folder: &Path, version: u64) -> bool {
+    let task =
+        file::read(&folder.join(JOB_FILE)).map(|(text, _)| crate::check::check(&text).0.task);
+    // A faulty job file is an error when the model is opened.
+    task.is_ok_and(|task| task != TaskKind::Retrieval) || check_version(folder, version).is_ok()
 }
 
 /// Rows with which a scorer is tried: all sizes of pieces.
@@ -217,5 +290,8 @@ fn info(saved: &SavedModel, read: &[&ColumnPart]) -> Value {
         "classes": classes,
         "columns": columns.collect::<Vec<_>>(),
         "training_rows": saved.features.rows,
+        "recommends": saved.features.choices.as_ref().map(|choices| {
+            json!({ "user": choices.user, "item": choices.item })
+        }),
     })
 }

@@ -17,6 +17,10 @@ use std::path::{Path, PathBuf};
 pub const VECTORS_FOLDER: &str = "vectors";
 /// Name of the tensor in a file of vectors.
 const TENSOR: &str = "vectors";
+/// File with the version of the model whose vectors are in the folder; written last.
+const VERSION_FILE: &str = "version.json";
+/// Limit of this file.
+const VERSION_BYTES_MAX: u64 = 4 << 10;
 /// Limit of the texts of users or items.
 const TEXTS_BYTES_MAX: u64 = 4 << 30;
 
@@ -52,6 +56,38 @@ fn paths(model: &Path, side: Side) -> [PathBuf; 2] {
 /// Returns the file of the index of a model's items.
 pub fn index_path(model: &Path) -> PathBuf {
     model.join(VECTORS_FOLDER).join("items.index.safetensors")
+}
+
+/// The content of the file of the version.
+#[derive(Serialize, Deserialize)]
+struct OfVersion {
+    version: u64,
+}
+
+/// Marks the vectors in a model folder as those of a version of the model.
+pub fn finish(model: &Path, version: u64) -> Result<()> {
+    let text = serde_json::to_string(&OfVersion { version })
+        .map_err(|error| Error::internal(format!("a version has no JSON form: {error}")))?;
+    write_file(&model.join(VECTORS_FOLDER).join(VERSION_FILE), text.as_bytes())
+}
+
+/// Fails unless the vectors in a model folder are those of a version of the model. A training
+/// writes them after the model: an index of many items takes minutes.
+pub fn check_version(model: &Path, version: u64) -> Result<()> {
+    let path = model.join(VECTORS_FOLDER).join(VERSION_FILE);
+    let bytes = match path.is_file() {
+        true => input::read(&path, "the version of vectors", VERSION_BYTES_MAX)?,
+        false => Vec::new(),
+    };
+    let found = serde_json::from_slice::<OfVersion>(&bytes).map(|found| found.version).ok();
+    match found == Some(version) {
+        true => Ok(()),
+        false => Err(Error::unavailable("the vectors are not of the version of the model")
+            .expected(version)
+            .got(found.map_or("none".to_string(), |found| found.to_string()))
+            .at(path.display())
+            .help("wait for the training that writes them, or train the model again")),
+    }
 }
 
 impl Vectors {
@@ -94,6 +130,11 @@ impl Vectors {
     /// Returns the number of vectors.
     pub fn len(&self) -> usize {
         self.texts.values.len()
+    }
+
+    /// Returns whether there are no vectors.
+    pub fn is_empty(&self) -> bool {
+        self.texts.values.is_empty()
     }
 
     /// Returns a vector.

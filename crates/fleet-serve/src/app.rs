@@ -2,7 +2,7 @@
 
 use crate::access::Token;
 use crate::metrics::{Gauges, Metrics};
-use crate::queue::{Request, Rows, Scores};
+use crate::queue::{Items, Reply, Request, Rows, Scores, Users};
 use crate::workers::Workers;
 use fleet_base::{Error, ErrorKind};
 use fleet_job::serving::RequestError;
@@ -33,19 +33,35 @@ impl App {
 
     /// Scores the rows of a request.
     pub async fn score(&self, rows: Rows) -> Result<Scores, RequestError> {
+        let request = |reply| Request::Score(rows, reply);
+        self.ask(request, |scores| scores.values.len() / scores.model.width()).await
+    }
+
+    /// Recommends items to the users of a request.
+    pub async fn recommend(&self, users: Users) -> Result<Items, RequestError> {
+        let request = |reply| Request::Recommend(users, reply);
+        self.ask(request, |items: &Items| items.found.users.len()).await
+    }
+
+    /// Waits for the answer of a worker. `rows_of` counts its rows.
+    async fn ask<T>(
+        &self,
+        request: impl FnOnce(Reply<T>) -> Request,
+        rows_of: impl FnOnce(&T) -> usize,
+    ) -> Result<T, RequestError> {
         let begin = Instant::now();
-        let (answer, answered) = oneshot::channel();
-        if !self.workers.queue.push(Request { rows, answer }) {
+        let (reply, answered) = oneshot::channel();
+        if !self.workers.queue.push(request(reply)) {
             return Err(RequestError::of_request(
                 Error::unavailable("too many requests wait")
                     .help(format!("try again after {RETRY_AFTER} s")),
             ));
         }
-        let scores = answered.await.unwrap_or_else(|_| {
+        let answer = answered.await.unwrap_or_else(|_| {
             Err(RequestError::of_request(Error::internal("the request was lost; see the logs")))
         })?;
-        self.metrics.scored(scores.values.len() / scores.model.width(), begin.elapsed());
-        Ok(scores)
+        self.metrics.scored(rows_of(&answer), begin.elapsed());
+        Ok(answer)
     }
 
     /// Returns the counters as text.

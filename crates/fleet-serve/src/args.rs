@@ -2,9 +2,10 @@
 
 use clap::Args;
 use fleet_job::Threads;
+use fleet_job::recommend::SearchWay;
 use std::path::PathBuf;
 
-/// Serves the predictions of a model.
+/// Serves the predictions of a model, and the recommendations of a retrieval.
 #[derive(Args, Clone, Debug)]
 #[allow(missing_docs, reason = "clap would show it as the description of a command")]
 pub struct ServeArgs {
@@ -38,6 +39,13 @@ pub struct ServeArgs {
         value_parser = clap::value_parser!(u32).range(1..=1_000_000),
     )]
     pub queue: u32,
+    /// Retrieval: files with users and items, such as the training files: these items are not
+    /// recommended
+    #[arg(long, value_name = "FILES", num_args = 1..)]
+    pub exclude: Vec<String>,
+    /// Retrieval: how items are found
+    #[arg(long, value_name = "WAY", value_enum, default_value_t = SearchWay::Auto)]
+    pub search: SearchWay,
     #[command(flatten)]
     pub threads: Threads,
     /// Interval between looks at the model folder for a new version; 0 waits for SIGHUP

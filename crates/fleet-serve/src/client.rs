@@ -1,6 +1,9 @@
 //! A client for predictions over gRPC.
 
-use crate::message::{MODEL, ModelAnswer, ModelRequest, PREDICT, PredictAnswer, PredictRequest};
+use crate::message::{
+    MODEL, ModelAnswer, ModelRequest, PREDICT, PredictAnswer, PredictRequest, RECOMMEND,
+    RecommendAnswer, RecommendRequest,
+};
 use fleet_base::{Error, ErrorKind, Result};
 use prost::Message;
 use std::time::Duration;
@@ -47,6 +50,11 @@ impl PredictClient {
     /// Scores rows.
     pub fn predict(&mut self, request: PredictRequest) -> Result<PredictAnswer> {
         self.call(PREDICT, request)
+    }
+
+    /// Recommends items to users.
+    pub fn recommend(&mut self, request: RecommendRequest) -> Result<RecommendAnswer> {
+        self.call(RECOMMEND, request)
     }
 
     /// Describes the model.

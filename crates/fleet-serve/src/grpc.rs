@@ -3,10 +3,11 @@
 use crate::app::{App, code_of};
 use crate::http::{GRACE, stopped};
 use crate::message::{
-    MODEL, ModelAnswer, ModelRequest, PREDICT, PredictAnswer, PredictRequest, SERVICE,
+    MODEL, ModelAnswer, ModelRequest, PREDICT, PredictAnswer, PredictRequest, RECOMMEND,
+    RecommendAnswer, RecommendRequest, SERVICE,
 };
 use crate::metrics::Protocol;
-use crate::queue::Rows;
+use crate::queue::{Items, Rows, Users};
 use fleet_base::output::note;
 use fleet_base::{Error, ErrorKind};
 use fleet_job::serving::RequestError;
@@ -95,6 +96,11 @@ impl Service<http::Request<Body>> for Predictor {
                 let mut grpc = Grpc::new(codec).max_decoding_message_size(app.body_max);
                 Ok(grpc.unary(Predict(app), request).await)
             }),
+            RECOMMEND => Box::pin(async move {
+                let codec = ProstCodec::<RecommendAnswer, RecommendRequest>::default();
+                let mut grpc = Grpc::new(codec).max_decoding_message_size(app.body_max);
+                Ok(grpc.unary(Recommend(app), request).await)
+            }),
             MODEL => Box::pin(async move {
                 let mut grpc = Grpc::new(ProstCodec::<ModelAnswer, ModelRequest>::default());
                 Ok(grpc.unary(Model(app), request).await)
@@ -132,6 +138,39 @@ impl Service<Request<PredictRequest>> for Predict {
                 scores: scores.values,
             }))
         })
+    }
+}
+
+/// The call that recommends items.
+struct Recommend(Arc<App>);
+
+impl Service<Request<RecommendRequest>> for Recommend {
+    type Response = Response<RecommendAnswer>;
+    type Error = Status;
+    type Future = BoxFuture<Response<RecommendAnswer>, Status>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<RecommendRequest>) -> Self::Future {
+        let app = Arc::clone(&self.0);
+        Box::pin(async move {
+            let outcome = app.recommend(Users::Table(request.into_inner())).await;
+            let code = outcome.as_ref().map_or_else(|error| code_of(&error.error), |_| 200);
+            app.metrics.count(Protocol::Grpc, code);
+            outcome.map(|items| Response::new(items_message(&items))).map_err(status)
+        })
+    }
+}
+
+fn items_message(items: &Items) -> RecommendAnswer {
+    let (model, users) = (&items.model, &items.found.users);
+    RecommendAnswer {
+        items: users.iter().flatten().map(|(place, _)| model.item(*place).to_string()).collect(),
+        scores: users.iter().flatten().map(|(_, score)| *score).collect(),
+        lengths: users.iter().map(|found| found.len() as u32).collect(),
+        version: model.version(),
     }
 }
 

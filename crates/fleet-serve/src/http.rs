@@ -1,8 +1,9 @@
-//! HTTP with JSON: `POST /v1/predict`, `GET /v1/model`, `GET /health` and `GET /metrics`.
+//! HTTP with JSON: `POST /v1/predict`, `POST /v1/recommend`, `GET /v1/model`, `GET /health` and
+//! `GET /metrics`.
 
 use crate::app::{App, RETRY_AFTER, code_of};
 use crate::metrics::Protocol;
-use crate::queue::{Rows, Scores};
+use crate::queue::{Items, Rows, Scores, Users};
 use bytes::Bytes;
 use fleet_base::output::note;
 use fleet_base::{Error, text};
@@ -108,10 +109,10 @@ async fn answer(app: &App, request: Request<Incoming>) -> Answer {
 async fn route(app: &App, request: Request<Incoming>) -> Answer {
     let path = request.uri().path();
     let wanted = match path {
-        "/v1/predict" => Method::POST,
+        "/v1/predict" | "/v1/recommend" => Method::POST,
         "/v1/model" | "/health" | "/metrics" => Method::GET,
         _ => {
-            let known = ["/v1/predict", "/v1/model", "/health", "/metrics"];
+            let known = ["/v1/predict", "/v1/recommend", "/v1/model", "/health", "/metrics"];
             let near = text::did_you_mean(path, known);
             let shown: String = path.chars().take(PATH_SHOWN).collect();
             return refused(404, &Error::invalid(format!("nothing is at {shown}{near}")));
@@ -139,14 +140,16 @@ async fn route(app: &App, request: Request<Incoming>) -> Answer {
         "/health" => json(200, "{\"status\":\"ready\"}\n".to_string()),
         "/metrics" => with_type(200, app.metrics_text(), "text/plain; version=0.0.4"),
         "/v1/model" => json(200, format!("{:#}\n", app.workers.model().info())),
-        _ => predict(app, request).await,
+        _ => work(app, request).await,
     }
 }
 
 /// Characters of a path that an error shows.
 const PATH_SHOWN: usize = 100;
 
-async fn predict(app: &App, request: Request<Incoming>) -> Answer {
+/// Scores rows, or recommends items.
+async fn work(app: &App, request: Request<Incoming>) -> Answer {
+    let recommends = request.uri().path() == "/v1/recommend";
     let too_long = || {
         let error = Error::exhausted("the body is too long")
             .expected(format!("at most {}", text::bytes(app.body_max as u64)))
@@ -170,10 +173,11 @@ async fn predict(app: &App, request: Request<Incoming>) -> Answer {
             return refused(408, &Error::unavailable("the body is late").expected(limit));
         }
     };
-    match app.score(Rows::Json(body)).await {
-        Ok(scores) => json(200, scores_json(&scores)),
-        Err(error) => failed(&error),
-    }
+    let answered = match recommends {
+        true => app.recommend(Users::Json(body)).await.map(|items| items_json(&items)),
+        false => app.score(Rows::Json(body)).await.map(|scores| scores_json(&scores)),
+    };
+    answered.map_or_else(|error| failed(&error), |text| json(200, text))
 }
 
 /// Writes scores: a number for each row, or a list with a number for each class or label.
@@ -192,15 +196,43 @@ fn scores_json(scores: &Scores) -> String {
         text.push_str(if is_list { "[" } else { "" });
         for (index, score) in row.iter().enumerate() {
             text.push_str(if index == 0 { "" } else { "," });
-            let _ = match score.is_finite() {
-                true => write!(text, "{score}"),
-                // JSON has no other numbers.
-                false => write!(text, "null"),
-            };
+            push_score(&mut text, *score);
         }
         text.push_str(if is_list { "]" } else { "" });
     }
     text.push_str("]}\n");
+    text
+}
+
+fn push_score(text: &mut String, score: f32) {
+    let _ = match score.is_finite() {
+        true => write!(text, "{score}"),
+        // JSON has no other numbers.
+        false => write!(text, "null"),
+    };
+}
+
+/// Writes the names of each user's items, and then their scores.
+fn items_json(items: &Items) -> String {
+    let (model, users) = (&items.model, &items.found.users);
+    let mut text = format!("{{\"version\":{},\"items\":", model.version());
+    let lists = |text: &mut String, push: &dyn Fn(&mut String, &(usize, f32))| {
+        for (index, found) in users.iter().enumerate() {
+            text.push_str(if index == 0 { "[[" } else { ",[" });
+            for (index, item) in found.iter().enumerate() {
+                text.push_str(if index == 0 { "" } else { "," });
+                push(text, item);
+            }
+            text.push(']');
+        }
+        text.push_str(if users.is_empty() { "[]" } else { "]" });
+    };
+    lists(&mut text, &|text, (place, _)| {
+        let _ = write!(text, "{}", serde_json::Value::from(model.item(*place)));
+    });
+    text.push_str(",\"scores\":");
+    lists(&mut text, &|text, (_, score)| push_score(text, *score));
+    text.push_str("}\n");
     text
 }
 

@@ -1,5 +1,5 @@
-//! `fleet serve`: predictions of a model that a job trained, over HTTP with JSON, and over gRPC
-//! (feature `grpc`).
+//! `fleet serve`: predictions of a model that a job trained, and recommendations of a retrieval,
+//! over HTTP with JSON, and over gRPC (feature `grpc`).
 //!
 //! ```text
 //! http.rs, grpc.rs --Request--> queue.rs --> workers.rs --Answer-->

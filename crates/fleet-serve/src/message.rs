@@ -1,13 +1,15 @@
 //! The messages of `proto/serve.proto`, written by hand so that no build needs a protobuf compiler.
 
 use fleet_base::{Error, Result};
-use fleet_job::serving::RequestColumn;
+use fleet_job::serving::{RequestColumn, Wanted};
 use prost::Message;
 
 /// Full name of the gRPC service.
 pub const SERVICE: &str = "fleet.serve.v1.Predictor";
 /// The call that scores rows.
 pub const PREDICT: &str = "/fleet.serve.v1.Predictor/Predict";
+/// The call that recommends items.
+pub const RECOMMEND: &str = "/fleet.serve.v1.Predictor/Recommend";
 /// The call that describes the model.
 pub const MODEL: &str = "/fleet.serve.v1.Predictor/Model";
 
@@ -53,6 +55,38 @@ pub struct PredictAnswer {
     pub version: u64,
 }
 
+/// Users as columns, and how many items each gets.
+#[derive(Clone, PartialEq, Message)]
+pub struct RecommendRequest {
+    /// The columns of users, each with a value for each of them. The column `exclude` has items
+    /// that are left out.
+    #[prost(message, repeated, tag = "1")]
+    pub columns: Vec<Column>,
+    /// Items of each user; 0 for 10.
+    #[prost(uint32, tag = "2")]
+    pub count: u32,
+    /// Whether items that a user is known to have may be recommended.
+    #[prost(bool, tag = "3")]
+    pub include_known: bool,
+}
+
+/// The best items for users.
+#[derive(Clone, PartialEq, Message)]
+pub struct RecommendAnswer {
+    /// Names of the items of all users, one user after the other, best first.
+    #[prost(string, repeated, tag = "1")]
+    pub items: Vec<String>,
+    /// Score of each item.
+    #[prost(float, repeated, tag = "2")]
+    pub scores: Vec<f32>,
+    /// Number of items of each user.
+    #[prost(uint32, repeated, tag = "3")]
+    pub lengths: Vec<u32>,
+    /// Version of the model.
+    #[prost(uint64, tag = "4")]
+    pub version: u64,
+}
+
 /// Asks for a description of the model.
 #[derive(Clone, PartialEq, Message)]
 pub struct ModelRequest {}
@@ -74,10 +108,16 @@ pub struct ModelAnswer {
     pub labels: Vec<String>,
 }
 
-impl PredictRequest {
-    /// Returns the columns. Fails if one has values of two kinds.
-    pub(crate) fn columns(&self) -> Result<Vec<(&str, RequestColumn<'_>)>> {
-        self.columns.iter().map(|column| Ok((column.name.as_str(), column.values()?))).collect()
+/// Returns the values of columns. Fails if one has values of two kinds.
+pub(crate) fn columns(columns: &[Column]) -> Result<Vec<(&str, RequestColumn<'_>)>> {
+    columns.iter().map(|column| Ok((column.name.as_str(), column.values()?))).collect()
+}
+
+impl RecommendRequest {
+    /// Returns what each user wants.
+    pub(crate) fn wanted(&self) -> Wanted {
+        let count = (self.count > 0).then_some(self.count);
+        Wanted { count, includes_known: self.include_known }
     }
 }
 

@@ -47,7 +47,7 @@ impl Metrics {
         self.requests[protocol as usize][at].fetch_add(1, Relaxed);
     }
 
-    /// Counts the rows of a request that was answered, and its time.
+    /// Counts the rows or users of a request that was answered, and its time.
     pub fn scored(&self, rows: usize, span: Duration) {
         self.rows.fetch_add(rows as u64, Relaxed);
         let ms = span.as_secs_f64() * 1e3;
@@ -80,7 +80,7 @@ impl Metrics {
             }
         }
         let name = "fleet_request_seconds";
-        head(&mut text, name, "histogram", "Time from a request's last byte to its scores.");
+        head(&mut text, name, "histogram", "Time from a request's last byte to its answer.");
         let mut sum = 0;
         for (at, count) in self.latency.iter().enumerate() {
             sum += count.load(Relaxed);
@@ -90,7 +90,7 @@ impl Metrics {
         let seconds = self.latency_us.load(Relaxed) as f64 / 1e6;
         let _ = writeln!(text, "{name}_sum {seconds}\n{name}_count {sum}");
         for (name, kind, value, help) in [
-            ("fleet_rows_total", "counter", self.rows.load(Relaxed), "Rows scored."),
+            ("fleet_rows_total", "counter", self.rows.load(Relaxed), "Rows scored, and users."),
             ("fleet_queue_length", "gauge", gauges.queue as u64, "Requests that wait."),
             ("fleet_model_version", "gauge", gauges.version, "Version of the model."),
             ("fleet_reloads_total", "counter", self.reloads.load(Relaxed), "Models reloaded."),

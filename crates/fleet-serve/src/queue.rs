@@ -1,18 +1,21 @@
 //! Requests that wait for a worker.
 
 use bytes::Bytes;
-use fleet_job::serving::{RequestError, ServedModel};
+use fleet_job::serving::{Recommended, RequestError, ServedModel};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
-/// A request to score rows.
-pub struct Request {
-    /// The rows.
-    pub rows: Rows,
-    /// Where the scores go.
-    pub answer: oneshot::Sender<Answer>,
+/// A request, and where its answer goes.
+pub enum Request {
+    /// Scores rows.
+    Score(Rows, Reply<Scores>),
+    /// Recommends items to users.
+    Recommend(Users, Reply<Items>),
 }
+
+/// Where an answer goes.
+pub type Reply<T> = oneshot::Sender<Result<T, RequestError>>;
 
 /// The rows of a request.
 pub enum Rows {
@@ -23,14 +26,28 @@ pub enum Rows {
     Table(crate::message::PredictRequest),
 }
 
-/// The outcome of a request.
-pub type Answer = Result<Scores, RequestError>;
+/// The users of a request, with how many items each wants.
+pub enum Users {
+    /// A JSON body.
+    Json(Bytes),
+    /// Columns of a message.
+    #[cfg(feature = "grpc")]
+    Table(crate::message::RecommendRequest),
+}
 
 /// The scores of a request's rows.
 pub struct Scores {
     /// Scores, row after row.
     pub values: Vec<f32>,
     /// The model that made them.
+    pub model: Arc<ServedModel>,
+}
+
+/// The items for a request's users.
+pub struct Items {
+    /// The items of each user.
+    pub found: Recommended,
+    /// The model that found them.
     pub model: Arc<ServedModel>,
 }
 
@@ -79,9 +96,16 @@ impl Queue {
         }
     }
 
-    /// Takes a request if one waits.
-    pub fn try_take(&self) -> Option<Request> {
-        self.lock().waiting.pop_front()
+    /// Takes the request that waits longest if it has rows to score.
+    pub fn try_take_rows(&self) -> Option<(Rows, Reply<Scores>)> {
+        let mut state = self.lock();
+        match state.waiting.pop_front()? {
+            Request::Score(rows, reply) => Some((rows, reply)),
+            other => {
+                state.waiting.push_front(other);
+                None
+            }
+        }
     }
 
     /// Returns the number of requests that wait.
@@ -107,10 +131,12 @@ mod tests {
     #[test]
     fn a_full_queue_takes_no_more() {
         let queue = Queue::new(2);
-        let request =
-            || Request { rows: Rows::Json(Bytes::from_static(b"x")), answer: oneshot::channel().0 };
-        assert!(queue.push(request()) && queue.push(request()) && !queue.push(request()));
-        assert!(queue.take().is_some() && queue.len() == 1);
+        let body = Bytes::from_static(b"x");
+        let request = || Request::Score(Rows::Json(body.clone()), oneshot::channel().0);
+        let users = Request::Recommend(Users::Json(body.clone()), oneshot::channel().0);
+        assert!(queue.push(request()) && queue.push(users) && !queue.push(request()));
+        assert!(queue.try_take_rows().is_some() && queue.try_take_rows().is_none());
+        assert!(queue.take().is_some() && queue.len() == 0 && queue.push(request()));
         queue.close();
         assert!(!queue.push(request()) && queue.take().is_some() && queue.take().is_none());
     }

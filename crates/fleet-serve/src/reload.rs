@@ -3,7 +3,7 @@
 use crate::metrics::Metrics;
 use crate::workers::Workers;
 use fleet_base::output::note;
-use fleet_job::serving::{ServedModel, Version};
+use fleet_job::serving::{RecommendOptions, ServedModel, Version};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Loads new versions until the sender of requests is gone.
 pub fn watch(
-    folder: PathBuf,
+    (folder, options): (PathBuf, RecommendOptions),
     interval: Option<Duration>,
     workers: Arc<Workers>,
     metrics: Arc<Metrics>,
@@ -30,7 +30,7 @@ pub fn watch(
         if !is_requested && (newer.is_none() || newer == failed) {
             continue;
         }
-        let changed = ServedModel::open(&folder).and_then(|model| {
+        let changed = ServedModel::open(&folder, &options).and_then(|model| {
             let version = model.version();
             workers.change(model).map(|()| version)
         });

@@ -8,7 +8,7 @@ use crate::workers::Workers;
 use crate::{http, reload, signals};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
-use fleet_job::serving::ServedModel;
+use fleet_job::serving::{Env, RecommendOptions, ServedModel};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -29,8 +29,8 @@ pub struct Server {
 }
 
 /// Runs the command: serves until SIGTERM or SIGINT, and finishes the requests that it accepted.
-pub fn run(args: &ServeArgs, out: &mut Output) -> Result<(), ExitReason> {
-    let mut server = Server::start(args)?;
+pub fn run(args: &ServeArgs, env: &Env, out: &mut Output) -> Result<(), ExitReason> {
+    let mut server = Server::start(args, env)?;
     signals::forward(server.stop.clone(), server.reload.clone())?;
     let grpc = server.grpc.map_or(String::new(), |address| format!(", gRPC at {address}"));
     out.line(format!(
@@ -47,14 +47,15 @@ pub fn run(args: &ServeArgs, out: &mut Output) -> Result<(), ExitReason> {
 
 impl Server {
     /// Listens, reads the model, and starts the threads.
-    pub fn start(args: &ServeArgs) -> Result<Server> {
+    pub fn start(args: &ServeArgs, env: &Env) -> Result<Server> {
         let token = args.token_file.as_deref().map(Token::read).transpose()?;
         let listener = listen(&args.listen, token.as_ref(), "--listen")?;
         let http = address(&listener)?;
         let grpc_listener = grpc_listener(args, token.as_ref())?;
         let grpc = grpc_listener.as_ref().map(address).transpose()?;
         let threads = args.threads.started();
-        let model = ServedModel::open(&args.model)?;
+        let options = RecommendOptions::new(args.search, &args.exclude, env, args.threads)?;
+        let model = ServedModel::open(&args.model, &options)?;
         let (workers, mut running) =
             Workers::start(model, threads, args.queue as usize, args.rows as usize)?;
         let metrics = Arc::new(Metrics::default());
@@ -64,7 +65,7 @@ impl Server {
         let watching = {
             let (folder, workers) = (args.model.clone(), Arc::clone(&workers));
             let metrics = Arc::clone(&metrics);
-            move || reload::watch(folder, interval, workers, metrics, requests)
+            move || reload::watch((folder, options), interval, workers, metrics, requests)
         };
         spawn("fleet-reload", watching)?;
         let app =

@@ -1,9 +1,11 @@
 //! Threads that score rows.
 
-use crate::queue::{Queue, Request, Rows, Scores};
+use crate::queue::{Items, Queue, Reply, Request, Rows, Scores, Users};
 use fleet_base::output::note;
-use fleet_base::{Error, Result};
-use fleet_job::serving::{RequestError, RowScorer, ServedModel};
+use fleet_base::{Error, ErrorKind, Result};
+use fleet_job::serving::{
+    Recommended, Recommender, RequestError, RowScorer, ServedModel, no_items,
+};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,8 +25,14 @@ pub struct Workers {
 
 struct Current {
     model: Arc<ServedModel>,
-    /// Scorers that no worker has taken yet.
-    ready: Vec<RowScorer>,
+    /// Parts that no worker has taken yet.
+    ready: Vec<Parts>,
+}
+
+/// A thread's part of a model.
+struct Parts {
+    scorer: RowScorer,
+    recommender: Option<Recommender>,
 }
 
 /// Rows up to which a worker adds further requests that wait. A run of fewer rows takes almost as
@@ -80,7 +88,7 @@ impl Workers {
             let (held, mut worker) = match current.map_or_else(|| self.worker(), Ok) {
                 Ok(current) => current,
                 Err(error) => {
-                    fail(request, error);
+                    fail(request, &error);
                     continue;
                 }
             };
@@ -92,30 +100,36 @@ impl Workers {
         }
     }
 
-    /// Returns a scorer of the current model.
+    /// Returns a part of the current model.
     fn worker(&self) -> Result<(u64, Worker)> {
         let mut current = self.lock();
         // The lock is held, so the model cannot change meanwhile.
         let generation = self.generation.load(Ordering::Acquire);
         let model = Arc::clone(&current.model);
-        let scorer = match current.ready.pop() {
-            Some(scorer) => scorer,
-            None => model.scorer()?,
-        };
-        Ok((generation, Worker { model, scorer }))
+        let parts = current.ready.pop().map_or_else(|| Parts::new(&model), Ok)?;
+        Ok((generation, Worker { model, parts }))
+    }
+}
+
+impl Parts {
+    fn new(model: &ServedModel) -> Result<Parts> {
+        Ok(Parts { scorer: model.scorer()?, recommender: model.recommender()? })
+    }
+
+    /// Makes the plans of most requests.
+    fn warm_up(mut self) -> Result<Parts> {
+        self.scorer.warm_up()?;
+        self.recommender.as_mut().map_or(Ok(()), Recommender::warm_up)?;
+        Ok(self)
     }
 }
 
 impl Current {
-    /// Makes scorers for all threads, and tries them.
+    /// Makes the parts of all threads, and tries them.
     fn new(model: ServedModel, threads: usize) -> Result<Current> {
         let model = Arc::new(model);
-        let tried = || {
-            let mut scorer = model.scorer()?;
-            scorer.warm_up()?;
-            Ok(scorer)
-        };
-        let ready: Result<Vec<RowScorer>> = (0..threads).map(|_| tried()).collect();
+        let tried = || Parts::new(&model).and_then(Parts::warm_up);
+        let ready: Result<Vec<Parts>> = (0..threads).map(|_| tried()).collect();
         Ok(Current { ready: ready?, model })
     }
 }
@@ -123,59 +137,100 @@ impl Current {
 /// A thread's model.
 struct Worker {
     model: Arc<ServedModel>,
-    scorer: RowScorer,
+    parts: Parts,
 }
 
 impl Worker {
+    fn run(&mut self, request: Request, workers: &Workers) {
+        match request {
+            Request::Score(rows, reply) => self.score(rows, reply, workers),
+            // A client that is gone needs no items.
+            Request::Recommend(_, reply) if reply.is_closed() => {}
+            Request::Recommend(users, reply) => {
+                let found = self.recommend(&users, workers.rows_max);
+                if let Err(fault) = &found
+                    && fault.error.kind() == ErrorKind::Internal
+                {
+                    note(format!("cannot recommend items: {}", fault.error));
+                }
+                let items = found.map(|found| Items { found, model: Arc::clone(&self.model) });
+                drop(reply.send(items));
+            }
+        }
+    }
+
+    fn recommend(&mut self, users: &Users, rows_max: usize) -> Result<Recommended, RequestError> {
+        let recommender = self.parts.recommender.as_mut();
+        let recommender = recommender.ok_or_else(|| RequestError::of_request(no_items()))?;
+        match users {
+            Users::Json(body) => recommender.json(body, rows_max),
+            #[cfg(feature = "grpc")]
+            Users::Table(request) => {
+                let columns = crate::message::columns(&request.columns);
+                let columns = columns.map_err(RequestError::of_request)?;
+                recommender.table(columns, request.wanted(), rows_max)
+            }
+        }
+    }
+
     /// Scores a request, and others that wait if they are small.
-    fn run(&mut self, first: Request, workers: &Workers) {
-        self.scorer.clear();
+    fn score(&mut self, rows: Rows, reply: Reply<Scores>, workers: &Workers) {
+        self.parts.scorer.clear();
         let mut added = Vec::new();
-        let mut rows = 0;
-        let mut next = Some(first);
-        while let Some(request) = next {
+        let mut count = 0;
+        let mut next = Some((rows, reply));
+        while let Some((rows, reply)) = next {
             // A client that is gone needs no scores.
-            if !request.answer.is_closed() {
-                match self.add(&request.rows, workers.rows_max) {
+            if !reply.is_closed() {
+                match self.add(&rows, workers.rows_max) {
                     Ok(range) => {
-                        rows = range.end;
-                        added.push((request, range));
+                        count = range.end;
+                        added.push((reply, range));
                     }
-                    Err(error) => drop(request.answer.send(Err(error))),
+                    Err(error) => drop(reply.send(Err(error))),
                 }
             }
-            next = if rows < ROWS_TOGETHER { workers.queue.try_take() } else { None };
+            next = if count < ROWS_TOGETHER { workers.queue.try_take_rows() } else { None };
         }
         let width = self.model.width();
-        match self.scorer.score() {
+        match self.parts.scorer.score() {
             Ok(scores) => {
-                for (request, range) in added {
+                for (reply, range) in added {
                     let values = scores[range.start * width..range.end * width].to_vec();
                     let scores = Scores { values, model: Arc::clone(&self.model) };
-                    drop(request.answer.send(Ok(scores)));
+                    drop(reply.send(Ok(scores)));
                 }
             }
             Err(error) => {
-                note(format!("cannot score {rows} rows: {error}"));
-                added.into_iter().for_each(|(request, _)| fail(request, error.clone()));
+                note(format!("cannot score {count} rows: {error}"));
+                let fault = || fault("rows cannot be scored", &error);
+                added.into_iter().for_each(|(reply, _)| drop(reply.send(Err(fault()))));
             }
         }
     }
 
     fn add(&mut self, rows: &Rows, rows_max: usize) -> Result<Range<usize>, RequestError> {
         match rows {
-            Rows::Json(body) => self.scorer.add_json(body, rows_max),
+            Rows::Json(body) => self.parts.scorer.add_json(body, rows_max),
             #[cfg(feature = "grpc")]
             Rows::Table(request) => {
-                let columns = request.columns().map_err(RequestError::of_request)?;
-                self.scorer.add_table(columns, rows_max)
+                let columns = crate::message::columns(&request.columns);
+                let columns = columns.map_err(RequestError::of_request)?;
+                self.parts.scorer.add_table(columns, rows_max)
             }
         }
     }
 }
 
 /// Answers a request with a fault of the server.
-fn fail(request: Request, error: Error) {
-    let message = format!("rows cannot be scored: {}", error.message());
-    drop(request.answer.send(Err(RequestError::of_request(Error::internal(message)))));
+fn fail(request: Request, error: &Error) {
+    let fault = fault("the request cannot be answered", error);
+    match request {
+        Request::Score(_, reply) => drop(reply.send(Err(fault))),
+        Request::Recommend(_, reply) => drop(reply.send(Err(fault))),
+    }
+}
+
+fn fault(what: &str, error: &Error) -> RequestError {
+    RequestError::of_request(Error::internal(format!("{what}: {}", error.message())))
 }

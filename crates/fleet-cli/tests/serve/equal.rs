@@ -4,7 +4,7 @@
 use super::*;
 
 /// Trains a job on generated rows, with a file of its own for the test.
-fn trained(name: &str, columns: &str, rest: &str) -> (Place, Vec<Row>) {
+pub fn trained(name: &str, columns: &str, rest: &str) -> (Place, Vec<Row>) {
     let folder: PathBuf = [env!("CARGO_TARGET_TMPDIR"), "serve", name].iter().collect();
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
@@ -23,7 +23,7 @@ fn trained(name: &str, columns: &str, rest: &str) -> (Place, Vec<Row>) {
 }
 
 /// Rows whose city is known: a retrieval needs it.
-fn known_rows(seed: u64, count: usize) -> Vec<Row> {
+pub fn known_rows(seed: u64, count: usize) -> Vec<Row> {
     rows(seed, count).into_iter().filter(|row| text_of(row, "city") != "?").collect()
 }
 

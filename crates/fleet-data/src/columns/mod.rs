@@ -29,7 +29,7 @@ pub use files::ColumnFiles;
 pub use format::{CsvHeader, DataFormat};
 pub use hash::category_hash;
 pub(crate) use listing::column_names;
-pub use requests::{RequestColumn, RequestError, RequestRows};
+pub use requests::{FurtherValues, RequestColumn, RequestError, RequestRows};
 pub use texts::{TextDictionary, TextObserver};
 pub(crate) use time::parse as time_of_text;
 

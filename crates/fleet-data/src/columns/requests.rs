@@ -52,6 +52,9 @@ pub enum RequestColumn<'a> {
     },
 }
 
+/// The texts of the values of further keys of a JSON body, if it has them.
+pub type FurtherValues<'b, const N: usize> = [Option<&'b [u8]>; N];
+
 /// An error in a request, with its place.
 #[derive(Debug)]
 pub struct RequestError {
@@ -114,10 +117,33 @@ impl RequestRows {
         rows_max: usize,
         block: &mut Block,
     ) -> Result<usize, RequestError> {
+        self.json_with(body, [], rows_max, block).map(|(rows, [])| rows)
+    }
+
+    /// Like [`RequestRows::json`], of a body that may have further keys. Returns the texts of their
+    /// values.
+    ///
+    /// ```
+    /// use fleet_data::{Block, ColumnSpec, RequestRows};
+    /// let mut rows = RequestRows::new([ColumnSpec::category("user")], &[""], [""])?;
+    /// let mut block = Block::new(rows.schema());
+    /// let body = br#"{"count": 5, "rows": [{"user": 7}]}"#;
+    /// let (count, [top]) = rows.json_with(body, ["count"], 100, &mut block).unwrap();
+    /// assert_eq!((count, top), (1, Some(&b"5"[..])));
+    /// # Ok::<(), fleet_base::Error>(())
+    /// ```
+    pub fn json_with<'b, const N: usize>(
+        &mut self,
+        body: &'b [u8],
+        keys: [&str; N],
+        rows_max: usize,
+        block: &mut Block,
+    ) -> Result<(usize, FurtherValues<'b, N>), RequestError> {
         let before = block.len();
         (self.row, self.json.last) = (None, None);
-        match self.body(body, rows_max, block) {
-            Ok(rows) => Ok(rows),
+        let mut values = [None; N];
+        match self.body(body, (&keys, &mut values), rows_max, block) {
+            Ok(rows) => Ok((rows, values)),
             Err(LineError { at, error }) => {
                 block.truncate(before);
                 let error = match self.json.last {
@@ -166,34 +192,48 @@ impl RequestRows {
         RequestError { row: self.row, column, error }
     }
 
-    fn body(
+    fn body<'b>(
         &mut self,
-        body: &[u8],
+        body: &'b [u8],
+        (keys, values): (&[&str], &mut [Option<&'b [u8]>]),
         rows_max: usize,
         block: &mut Block,
     ) -> Result<usize, LineError> {
         let mut scan = Scan::of_body(body);
+        let mut rows = None;
         scan.take(b'{')?;
-        let at = scan.at();
-        let rows = match scan.key(&mut self.json.text)? {
-            b"rows" => {
-                scan.take(b':')?;
-                self.rows(&mut scan, rows_max, block)?
+        let mut more = !scan.take_if(b'}');
+        while more {
+            scan.peek();
+            let at = scan.at();
+            let key = scan.key(&mut self.json.text)?;
+            let further = keys.iter().position(|known| known.as_bytes() == key);
+            match (key, further) {
+                (b"rows", _) if rows.is_none() => {
+                    scan.take(b':')?;
+                    rows = Some(self.rows(&mut scan, rows_max, block)?);
+                }
+                (b"columns", _) if rows.is_none() => {
+                    scan.take(b':')?;
+                    rows = Some(self.json_columns(&mut scan, rows_max, block)?);
+                }
+                (_, Some(index)) if values[index].is_none() => {
+                    scan.take(b':')?;
+                    scan.peek();
+                    let start = scan.at();
+                    scan.skip(0)?;
+                    values[index] = body.get(start..scan.at());
+                }
+                (other, _) => return Err(LineError { at, error: unknown_key(other, keys) }),
             }
-            b"columns" => {
-                scan.take(b':')?;
-                self.json_columns(&mut scan, rows_max, block)?
-            }
-            other => {
-                let key = format!("'{}'", String::from_utf8_lossy(other));
-                let error = Error::invalid("unknown key of a request").got(key);
-                return Err(LineError { at, error: error.expected("'rows' or 'columns'") });
-            }
-        };
-        (self.row, self.json.last) = (None, None);
-        scan.take(b'}')?;
+            (self.row, self.json.last) = (None, None);
+            more = scan.next_of(b'}')?;
+        }
         scan.end()?;
-        Ok(rows)
+        rows.ok_or_else(|| {
+            let error = Error::invalid("the request has no rows").expected("'rows' or 'columns'");
+            LineError { at: scan.at(), error }
+        })
     }
 
     fn rows(
@@ -395,6 +435,14 @@ impl RowCounts {
 }
 
 #[cold]
+fn unknown_key(key: &[u8], further: &[&str]) -> Error {
+    let known: String = further.iter().map(|key| format!(", '{key}'")).collect();
+    Error::invalid("unknown or duplicate key of a request")
+        .expected(format!("'rows' or 'columns'{known}"))
+        .got(format!("'{}'", String::from_utf8_lossy(key)))
+}
+
+#[cold]
 fn too_many(rows_max: usize) -> Error {
     Error::exhausted("too many rows in a request")
         .expected(format!("at most {rows_max}"))
@@ -477,6 +525,34 @@ mod tests {
         let twice =
             [("age", RequestColumn::Integers(&[1])), ("age", RequestColumn::Integers(&[1]))];
         assert!(rows.table(twice, 9, &mut block).is_err() && block.is_empty());
+    }
+
+    #[test]
+    fn further_keys_are_in_any_order() {
+        let (mut rows, mut block) = (rows(), Block::new(rows().schema()));
+        let mut parse = |body: &str| {
+            let read = rows.json_with(body.as_bytes(), ["count", "known"], 9, &mut block);
+            let text = |value: &[u8]| String::from_utf8(value.to_vec()).unwrap();
+            read.map(|(rows, values)| (rows, values.map(|value| value.map(text))))
+                .map_err(|error| error.error.to_string())
+        };
+        let none = || None::<String>;
+        assert_eq!(parse(r#"{"rows": [{}]}"#), Ok((1, [none(), none()])));
+        let value = |text: &str| Some(text.to_string());
+        let body = r#"{"known" : [1, {"a": "}"}] , "columns": {"age": [1, 2]}, "count":5}"#;
+        assert_eq!(parse(body), Ok((2, [value("5"), value(r#"[1, {"a": "}"}]"#)])));
+        for (body, part) in [
+            (r#"{"count": 5}"#, "no rows: expected 'rows' or 'columns'"),
+            (r#"{"count": 5, "count": 6, "rows": []}"#, "duplicate key"),
+            (r#"{"rows": [], "columns": {}}"#, "duplicate key"),
+            (r#"{"rows": [], "lines": 1}"#, "'rows' or 'columns', 'count', 'known', got 'lines'"),
+            (r#"{"rows": [], "count": }"#, "not valid JSON"),
+            (r#"{"rows": [], }"#, "not valid JSON"),
+            (r#"{}"#, "no rows: expected"),
+        ] {
+            let error = parse(body).unwrap_err();
+            assert!(error.contains(part), "{body}: {error}");
+        }
     }
 
     /// Changed bodies are rows or errors. After an error the block is as before.
