@@ -16,6 +16,7 @@ mod launch;
 mod logs;
 mod measure;
 mod mp;
+mod nearest;
 mod plsc;
 mod ps_rpc;
 mod ps_table;
@@ -106,6 +107,8 @@ fn job(name: &str, options: &Options) -> fleet::Result<()> {
         "rec/predict" => serving::predict(options),
         "rec/csv_training" => csv_training::run(options, csv_training::Rows::Loaded),
         "rec/csv_training_streamed" => csv_training::run(options, csv_training::Rows::Streamed),
+        "rec/nearest_100000" => nearest::run(options, 100_000),
+        "rec/nearest_1000000" => nearest::run(options, 1_000_000),
         "rec/criteo_logs" => logs::run(options),
         "rec/adult_vs_widedeep" => rec::run(options, &rec::ADULT),
         "rec/movielens_vs_widedeep" => rec::run(options, &rec::MOVIELENS),

@@ -32,6 +32,22 @@ const fn rec(name: &'static str, peers: &'static [PeerScript]) -> Bench {
     Bench { name, unit: "trainings/min", peers, target: None }
 }
 
+/// Searches of the best of many items.
+const fn nearest(name: &'static str, peers: &'static [PeerScript]) -> Bench {
+    Bench { name, unit: "queries/s", peers, target: None }
+}
+
+const NEAREST_PEER_5: &[PeerScript] = &[PeerScript {
+    framework: "hnswlib",
+    path: "hnswlib/nearest.py",
+    args: &["--items", "100000"],
+}];
+const NEAREST_PEER_6: &[PeerScript] = &[PeerScript {
+    framework: "hnswlib",
+    path: "hnswlib/nearest.py",
+    args: &["--items", "1000000"],
+}];
+
 const ADAGRAD: &[&str] = &["--optimizer", "adagrad"];
 
 /// All-reduces; the scripts take size and ranks from the name.
@@ -279,6 +295,8 @@ pub const BENCHES: &[Bench] = &[
         peers: &[],
         target: Some(0.85),
     },
+    nearest("rec/nearest_100000", NEAREST_PEER_5),
+    nearest("rec/nearest_1000000", NEAREST_PEER_6),
     Bench {
         name: "rec/criteo_logs",
         unit: "limit of the difference to the best AUC, over it",
@@ -289,4 +307,5 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "launch/startup_vs_50ms", unit: "starts/s", peers: &[], target: Some(20.0) },
 ];
 
-pub const FRAMEWORKS: [&str; 6] = ["torch", "paddle", "polars", "widedeep", "gloo", "mpi"];
+pub const FRAMEWORKS: [&str; 7] =
+    ["torch", "paddle", "polars", "widedeep", "hnswlib", "gloo", "mpi"];
