@@ -5,6 +5,7 @@ use crate::decision::{Decision, Outcome};
 use crate::effective::Effective;
 use crate::grid::{Axis, Grid};
 use crate::job::{Job, OwnUpdates, Rings};
+use crate::meta::pipeline::stages;
 use crate::meta::{Facts, Strategy, data_parallel};
 use crate::pipeline::StageInfo;
 use crate::ranks::{Ranks, RingSpec};
@@ -153,12 +154,14 @@ fn new_job<'a>(
         Start::Loss(loss) => (loss, None, None),
         Start::Updates { loss, rate, updates } => (loss, Some(rate), Some(updates)),
     };
+    let grid = stages::grid(strategy, &programs.main, ranks.count);
+    let grid = grid.unwrap_or(Grid::new([1, 1, 1, ranks.count]));
     Job {
         programs,
         registry,
         strategy,
         ranks,
-        grid: Grid::or_copies(strategy, ranks.count),
+        grid,
         optimizer: optimizer.clone(),
         user_loss: loss,
         loss,
@@ -267,10 +270,7 @@ fn run_phases(mut job: Job<'_>, mut manager: PassManager<'_>, report: &Report<'_
         learning_rate,
         rings: job.rings.own,
         notes: once(job.notes),
-        copy: {
-            let (first, stride, copies) = job.grid.copies(job.ranks.rank);
-            ((job.ranks.rank - first) / stride, copies)
-        },
+        copy: job.grid.copy(job.ranks.rank),
         divides_state: job.whole.is_some() || job.grid.degree(Axis::Sharding) > 1,
         whole: job.whole,
         stage: job.pipeline.map(|pipeline| pipeline.info),

@@ -25,7 +25,7 @@ impl Axis {
     }
 }
 
-/// The number of ranks along each axis. Ranks are numbered along the innermost axis first.
+/// The number of ranks along each axis; one rank by default. Ranks are numbered along the innermost axis first.
 ///
 /// ```
 /// use fleet_strategy::{Axis, Grid};
@@ -34,10 +34,19 @@ impl Axis {
 /// assert_eq!(grid.place(Axis::Pipeline, 9), 1);
 /// // Rank 9 is the second of ranks 7, 9 and 11, which run the stages of one copy.
 /// assert_eq!((grid.first(Axis::Pipeline, 9), grid.stride(Axis::Pipeline)), (7, 2));
+/// assert!(grid.ranks_at(Axis::Pipeline, 1).eq([2, 3, 8, 9, 14, 15, 20, 21]));
+/// // It is the second of the 4 copies of the model.
+/// assert_eq!(grid.copy(9), (1, 4));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     degrees: [usize; 4],
+}
+
+impl Default for Grid {
+    fn default() -> Grid {
+        Grid::new([1; 4])
+    }
 }
 
 impl Grid {
@@ -71,14 +80,30 @@ impl Grid {
         rank - self.place(axis, rank) * self.stride(axis)
     }
 
-    /// Returns the ranks that train the same part of the model as `rank` with other samples, as
-    /// (first, distance, number): those along the axes of sharding and of data.
-    pub fn copies(&self, rank: usize) -> (usize, usize, usize) {
-        let count = self.degree(Axis::Sharding) * self.degree(Axis::Data);
-        // They are at equal distances: `of` refuses stages between the two axes.
-        let axis = if self.degree(Axis::Sharding) > 1 { Axis::Sharding } else { Axis::Data };
-        let stride = self.stride(axis);
-        (self.first(axis, self.first(Axis::Data, rank)), stride, count)
+    /// Returns the place of a rank among those that train the same part of the model with other
+    /// samples, and their number. They are the ranks along the axes of sharding and of data.
+    pub fn copy(&self, rank: usize) -> (usize, usize) {
+        let shards = self.degree(Axis::Sharding);
+        let place = self.place(Axis::Data, rank) * shards + self.place(Axis::Sharding, rank);
+        (place, shards * self.degree(Axis::Data))
+    }
+
+    /// Returns the ranks of [`Grid::copy`] as (first, distance, number). With stages between the
+    /// two axes, they are not at equal distances.
+    pub(crate) fn copies(&self, rank: usize) -> Option<(usize, usize, usize)> {
+        let has = |axis: Axis| self.degree(axis) > 1;
+        if has(Axis::Sharding) && has(Axis::Pipeline) && has(Axis::Data) {
+            return None;
+        }
+        let axis = if has(Axis::Sharding) { Axis::Sharding } else { Axis::Data };
+        let first = self.first(axis, self.first(Axis::Data, rank));
+        Some((first, self.stride(axis), self.copy(rank).1))
+    }
+
+    /// Returns the ranks with this number along an axis.
+    pub fn ranks_at(&self, axis: Axis, place: usize) -> impl Iterator<Item = usize> + use<> {
+        let grid = *self;
+        (0..self.ranks()).filter(move |rank| grid.place(axis, *rank) == place)
     }
 
     /// Returns the degree that a strategy assigns to an axis, with its field.
@@ -86,15 +111,17 @@ impl Grid {
         assigned(strategy, axis).into_iter().next()
     }
 
-    /// Returns the grid of a strategy, or copies of the whole model if the strategy is invalid.
-    pub(crate) fn or_copies(strategy: &Effective<'_>, ranks: usize) -> Grid {
-        Grid::of(strategy, ranks).unwrap_or(Grid::new([1, 1, 1, ranks]))
-    }
-
-    /// Returns the grid that a strategy gives `ranks` ranks. An error is the field at fault, and
-    /// the reason.
-    pub(crate) fn of(strategy: &Effective<'_>, ranks: usize) -> Result<Grid, (String, String)> {
-        let assigned = Axis::ALL.map(|axis| assigned(strategy, axis));
+    /// Returns the grid that a strategy gives `ranks` ranks. `stages` is the number of stages if
+    /// the program has it. An error is the field at fault, and the reason.
+    pub(crate) fn of(
+        strategy: &Effective<'_>,
+        ranks: usize,
+        stages: Option<usize>,
+    ) -> Result<Grid, (String, String)> {
+        let mut assigned = Axis::ALL.map(|axis| assigned(strategy, axis));
+        if let Some(stages) = stages.filter(|_| assigned[Axis::Pipeline as usize].is_empty()) {
+            assigned[Axis::Pipeline as usize].push(("pipeline".into(), stages));
+        }
         let mut fields = Vec::new();
         for (axis, found) in Axis::ALL.iter().zip(&assigned) {
             let Some((first, degree)) = found.first() else { continue };
@@ -122,16 +149,13 @@ impl Grid {
             false => given(axis).unwrap_or(1),
         });
         let grid = Grid::new(degrees);
-        let has = |axis: Axis| grid.degree(axis) > 1;
-        if has(Axis::Sharding) && has(Axis::Pipeline) && has(Axis::Data) {
-            let reason =
-                "copies of a model whose state and stages are both divided are not supported";
-            return Err(("hybrid_configs".into(), reason.into()));
-        }
         if grid.ranks() == ranks {
             return Ok(grid);
         }
-        let shown = fields.iter().map(|(axis, _, degree)| format!("{} {degree}", axis.degree()));
+        let shown = fields.iter().map(|(axis, field, degree)| match field.as_str() {
+            "pipeline" => format!("pipelines of {degree} stages"),
+            _ => format!("{} {degree}", axis.degree()),
+        });
         let shown: Vec<String> = shown.collect();
         let help = match strategy.sharding() && given(Axis::Data).is_none() && open.is_none() {
             true => "; set hybrid_dp for several groups",

@@ -155,19 +155,33 @@ impl Job<'_> {
     }
 
     /// Adds the ring of the ranks that differ from this one in their place along `axis` only.
-    pub fn ring_along(&mut self, label: &str, grid: &Grid, axis: Axis) -> i64 {
+    pub fn ring_along(&mut self, label: &str, axis: Axis) -> i64 {
+        let id = self.rings.count;
+        self.ring_along_at(id, label, axis);
+        id
+    }
+
+    /// Like [`Job::ring_along`], with a number that the caller chooses.
+    pub fn ring_along_at(&mut self, id: i64, label: &str, axis: Axis) {
+        let grid = self.grid;
         let first = grid.first(axis, self.ranks.rank);
-        self.ring(label, first, grid.stride(axis), grid.degree(axis))
+        self.ring_at(id, label, first, grid.stride(axis), grid.degree(axis));
     }
 
     /// Returns the number of ranks that train the same part of the model with other samples.
     pub fn copies(&self) -> usize {
-        self.grid.copies(self.ranks.rank).2
+        self.grid.copy(self.ranks.rank).1
     }
 
-    /// Makes this ring, which spans all copies, the only one of [`Job::world_rings`].
-    pub fn use_world_ring(&mut self, ring: i64) {
-        self.rings.gradients = vec![ring];
+    /// Returns these ranks as (first, distance, number).
+    pub fn copy_ring(&self) -> Result<(usize, usize, usize)> {
+        let ring = self.grid.copies(self.ranks.rank);
+        ring.ok_or_else(|| Error::internal("no ring connects all copies of the model"))
+    }
+
+    /// Makes these the rings of [`Job::world_rings`].
+    pub fn use_world_rings(&mut self, rings: Vec<i64>) {
+        self.rings.gradients = rings;
     }
 
     /// Leaves the ring ids below `count` unused.
@@ -177,7 +191,7 @@ impl Job<'_> {
 
     /// Returns the rings of the ranks over which gradients are summed, those with a copy of this
     /// rank's part of the model; creates them on the first call.
-    pub fn world_rings(&mut self) -> Vec<i64> {
+    pub fn world_rings(&mut self) -> Result<Vec<i64>> {
         if self.rings.gradients.is_empty() {
             let asked = self.strategy.nccl_comm_num();
             let count = asked.clamp(1, RINGS_MAX);
@@ -185,8 +199,8 @@ impl Job<'_> {
                 self.notes
                     .push(format!("nccl_comm_num is {asked}: limited to {count} communicators"));
             }
+            let (first, stride, copies) = self.copy_ring()?;
             for index in 0..count {
-                let (first, stride, copies) = self.grid.copies(self.ranks.rank);
                 let label = match copies == self.ranks.count {
                     true => format!("all ranks {index}"),
                     false => format!("{copies} copies {index}"),
@@ -195,7 +209,7 @@ impl Job<'_> {
                 self.rings.gradients.push(ring);
             }
         }
-        self.rings.gradients.clone()
+        Ok(self.rings.gradients.clone())
     }
 
     /// Appends an op to the block in which gradients are processed further.

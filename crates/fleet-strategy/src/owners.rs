@@ -3,7 +3,7 @@
 use crate::effective::Effective;
 use crate::grid::{Axis, Grid};
 use fleet_ir::{OpId, OpRole, VarId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Divides parameters among `shards` owners: returns the owner of each, for their numbers of
 /// elements in the order of definition.
@@ -38,11 +38,20 @@ pub struct Shards {
     pub ring: i64,
     /// Ring of the ranks that own the same parameters in all groups, if there are several groups.
     pub copies: Option<i64>,
+    /// Rings that together connect the ranks of all groups, with their sizes.
+    pub world: Vec<(i64, usize)>,
+    /// Ring of the ranks that together own all parameters, and its size. In a pipeline, these are
+    /// the groups of all stages.
+    pub owners: (i64, usize),
     pub grid: Grid,
     /// This rank's number in its group.
     pub rank: usize,
     /// Gradient merge at the owners, if there is any.
     pub merge: Option<Merge>,
+    /// Whether owners merge the gradients of a pipeline's micro-batches.
+    pub sums_pieces: bool,
+    /// These merged gradients, of parameters of this rank: sums over the group already.
+    pub merged: HashSet<VarId>,
     /// The trained parameters in the order of definition.
     pub params: Vec<VarId>,
     pub owner: HashMap<VarId, usize>,
@@ -87,11 +96,15 @@ impl Merge {
 }
 
 impl Shards {
-    /// Divides parameters with these numbers of elements.
-    pub fn divide(&mut self, params: Vec<VarId>, elements: &[u64]) {
+    /// Divides parameters: those of `together`, which have one owner, and the others. `elements`
+    /// are their numbers of elements, first that of all of `together`, if there are any.
+    pub fn divide(&mut self, together: Vec<VarId>, others: Vec<VarId>, elements: &[u64]) {
         let owners = owners(elements, self.count());
-        self.owner = params.iter().copied().zip(owners).collect();
-        self.params = params;
+        let of_others = owners[elements.len() - others.len()..].iter().copied();
+        self.owner = others.iter().copied().zip(of_others).collect();
+        self.owner.extend(together.iter().map(|param| (*param, 0)));
+        self.params = together.into_iter().chain(others).collect();
+        self.params.sort();
     }
 
     /// Returns the number of ranks of the group.

@@ -1,6 +1,6 @@
 //! A job's pipelines: how ranks form them, and the stage of a rank (see `meta/pipeline.rs`).
 
-use crate::grid::{Axis, Grid};
+use crate::grid::Grid;
 use fleet_ir::VarId;
 use std::collections::{BTreeSet, HashMap};
 
@@ -14,7 +14,15 @@ pub struct Pipeline {
     pub pairs: Vec<Pair>,
     /// State that the program used before it was cut.
     pub state: Vec<VarId>,
+    /// Gradients of micro-batches that their owners merge, under sharding.
+    pub pieces: Vec<Pieces>,
     pub info: StageInfo,
+}
+
+/// The gradients of a parameter, by micro-batch. The first one is among the gradients of the job.
+pub struct Pieces {
+    pub param: VarId,
+    pub pieces: Vec<VarId>,
 }
 
 /// The stage of a rank.
@@ -28,6 +36,8 @@ pub struct StageInfo {
     pub copy: usize,
     /// Number of pipelines.
     pub copies: usize,
+    /// The grid of the job's ranks.
+    pub grid: Grid,
     /// Number of micro-batches in a batch.
     pub micro_batches: usize,
     /// Number of parts of the program that each stage runs.
@@ -55,9 +65,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the number of pipelines, each with a copy of the model.
+    /// Returns the number of pipelines, each with samples of its own.
     pub fn copies(&self) -> usize {
-        self.grid.degree(Axis::Data)
+        self.grid.copy(0).1
     }
 }
 

@@ -246,7 +246,7 @@ impl Report<'_> {
         let sums = if shards { StrategyId::Sharding } else { StrategyId::RawProgram };
         let owner = match &*path {
             "hybrid_configs.split_classes" => Some(StrategyId::ClassParallel),
-            "hybrid_configs.pp_degree" => Some(StrategyId::Pipeline),
+            "hybrid_configs.pp_degree" | "sharding_configs.pp_degree" => Some(StrategyId::Pipeline),
             "hybrid_configs.sharding_degree" => Some(StrategyId::Sharding),
             _ => StrategyId::of_field(top).or_else(|| is_of_sum.then_some(sums)),
         };

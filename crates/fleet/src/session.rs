@@ -9,7 +9,7 @@ use fleet_exec::{ExecOptions, Executor, Scope};
 use fleet_ir::{Program, VarId};
 use fleet_nn::{HostRate, Programs};
 use fleet_ops::Services;
-use fleet_strategy::{LOSS_SCALE, Plan, SKIPPED_STEPS, StageInfo};
+use fleet_strategy::{Axis, LOSS_SCALE, Plan, SKIPPED_STEPS, StageInfo};
 use fleet_tensor::{DType, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Once};
@@ -168,8 +168,8 @@ impl Session {
         let here = |name: &&&str| program.find_var(name).is_none();
         let Some(name) = fetch.iter().find(here) else { return Ok(()) };
         let Some(other) = stage.elsewhere.get(*name) else { return Ok(()) };
-        let ranks: Vec<String> =
-            (0..stage.copies).map(|copy| (copy * stage.count + other).to_string()).collect();
+        let ranks = stage.grid.ranks_at(Axis::Pipeline, *other);
+        let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
         Err(Error::invalid(format!("'{name}' is on stage {other} of the pipeline"))
             .expected(format!("a variable of stage {}, or the loss", stage.number))
             .help(format!("fetch it on rank {}", ranks.join(" or "))))

@@ -25,7 +25,9 @@ fn switched_off(strategy: &DistributedStrategy, problems: &mut Vec<Problem>) {
             continue;
         }
         // More than one stage turns the pipeline on.
-        if name == "pipeline" && strategy.hybrid_configs().pp_degree() > 1 {
+        let sharding = strategy.sharding().then(|| strategy.sharding_configs().pp_degree());
+        let stages = strategy.hybrid_configs().pp_degree().max(sharding.unwrap_or(1));
+        if name == "pipeline" && stages > 1 {
             continue;
         }
         if !matches!(strategy.slot(switch.number).first(), Some(Item::Bool(true))) {

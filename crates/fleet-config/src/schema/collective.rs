@@ -214,11 +214,9 @@ message! {
             ignored "optimizer state is in host memory already";
         /// With a pipeline: all-reduces gradients in the update.
         pp_allreduce_in_optimize(10): optional bool = false,
-            ignored "every rank runs the whole program";
-        /// Stages of a pipeline.
-        pp_degree(11): optional int32 = 1,
-            allowed [AT_LEAST_1, COUNT, "1"],
-            refused "every rank runs the whole program";
+            ignored "stage selects whether gradients are merged before they are sent";
+        /// Stages of a pipeline; more than 1 turns `pipeline` on.
+        pp_degree(11): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
         /// Casts parameters in the update instead of the forward pass.
         optimize_cast(12): optional bool = false,
             ignored "parameters are cast where they are used";

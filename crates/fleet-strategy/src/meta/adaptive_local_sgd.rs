@@ -76,7 +76,7 @@ impl Strategy for AdaptiveLocalSgd {
 }
 
 fn average_loss(job: &mut Job<'_>) -> Result<VarId> {
-    let (ring, count, loss) = (job.world_rings()[0], job.ranks.count, job.user_loss);
+    let (ring, count, loss) = (job.world_rings()?[0], job.ranks.count, job.user_loss);
     let mut emit = job.emit_into(Program::ROOT, OpRole::OPTIMIZE);
     let mean = emit.op(&scale::DEF).input("X", loss).attr("scale", 1.0 / count as f64);
     let mean = mean.named("avg_loss").one("Out")?;

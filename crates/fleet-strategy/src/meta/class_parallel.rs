@@ -84,9 +84,9 @@ impl Strategy for ClassParallel {
     }
 
     fn optimizer(&self, job: &mut Job<'_>) -> Result<()> {
-        let (first, stride, parts) = job.grid.copies(job.ranks.rank);
+        let (first, stride, parts) = job.copy_ring()?;
         // Created first, so that ring 0 is always the gradients' ring.
-        job.world_rings();
+        job.world_rings()?;
         let ring = job.ring(&format!("classes, {parts}"), first, stride, parts);
         let part = (job.ranks.rank - first) / stride;
         job.layers = Some(Layers { ring, part, parts });

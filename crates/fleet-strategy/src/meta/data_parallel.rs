@@ -72,13 +72,14 @@ impl Strategy for DataParallel {
         if stages::is_on(strategy) {
             return match facts.copies(strategy) {
                 1 => Applies::Idle("one pipeline: each parameter is on one rank".into()),
+                _ if strategy.sharding() => Applies::Idle(SENT_BY_SHARDING.into()),
                 copies => Applies::Yes(format!(
                     "{copies} pipelines: gradients are summed over the ranks of equal stages"
                 )),
             };
         }
         let (asked, count) = (strategy.hybrid_configs().dp_degree(), facts.ranks.count);
-        let grid = match Grid::of(strategy, count) {
+        let grid = match facts.grid(strategy) {
             Ok(grid) if facts.servers.is_none() || grid.degree(Axis::Data) == count => grid,
             _ if asked > 0 && asked as usize != count && !strategy.sharding() => {
                 let field = "hybrid_configs.dp_degree".to_string();
@@ -89,12 +90,10 @@ impl Strategy for DataParallel {
             // The strategy with the wrong degree reports it.
             _ => Grid::new([1, 1, 1, count]),
         };
-        match grid.copies(facts.ranks.rank).2 {
+        match grid.copy(facts.ranks.rank).1 {
             1 if count > 1 => Applies::Idle("the ranks share one copy of the model".into()),
             1 => Applies::Idle("one rank: nothing to send".into()),
-            _ if strategy.sharding() => {
-                Applies::Idle("sharding sends gradients to the owners of parameters".into())
-            }
+            _ if strategy.sharding() => Applies::Idle(SENT_BY_SHARDING.into()),
             ranks if trains_alone(strategy) => Applies::Yes(format!(
                 "{ranks} ranks start with equal parameters and train alone, so no gradient is \
                      sent"
@@ -118,7 +117,7 @@ impl Strategy for DataParallel {
         if job.trains_alone {
             return Ok(());
         }
-        let groups = ReduceRings::of(job);
+        let groups = ReduceRings::of(job)?;
         let buckets = dense_buckets(job);
         let dense: usize = dense_sent(job).len();
         job.notes
@@ -131,9 +130,9 @@ impl Strategy for DataParallel {
         }
         let ring = match &groups {
             ReduceRings::Flat(rings) => rings[0],
-            ReduceRings::TwoLevels { .. } => job.world_rings()[0],
+            ReduceRings::TwoLevels { .. } => job.world_rings()?[0],
         };
-        gather_rows(job, ring, &mut placed)?;
+        gather_rows(job, &[(ring, job.copies())], &mut placed)?;
         if sums_in_compute_lane(job.strategy) {
             for op in placed.iter().flat_map(|(_, ops)| ops) {
                 job.programs.main.op_mut(*op).set_attr("use_calc_stream", true)?;
@@ -144,7 +143,7 @@ impl Strategy for DataParallel {
     }
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
-        let (ring, nranks) = (job.world_rings()[0], job.copies());
+        let (ring, nranks) = (job.world_rings()?[0], job.copies());
         let own: Vec<String> = job.class_weights.iter().map(|var| job.name(*var)).collect();
         let params = job.programs.startup.parameters();
         let params = params.filter(|(_, var)| !own.contains(&var.name)).map(|(id, _)| id);
@@ -152,6 +151,8 @@ impl Strategy for DataParallel {
         broadcast_parameters(job, &params, (ring, nranks))
     }
 }
+
+const SENT_BY_SHARDING: &str = "sharding sends gradients to the owners of parameters";
 
 /// Gives all ranks of a ring the initial parameters of its rank 0.
 pub(super) fn broadcast_parameters(
@@ -295,10 +296,10 @@ enum ReduceRings {
 }
 
 impl ReduceRings {
-    fn of(job: &mut Job<'_>) -> ReduceRings {
-        let flat = job.world_rings();
+    fn of(job: &mut Job<'_>) -> Result<ReduceRings> {
+        let flat = job.world_rings()?;
         if !job.strategy.use_hierarchical_allreduce() {
-            return ReduceRings::Flat(flat);
+            return Ok(ReduceRings::Flat(flat));
         }
         let asked = job.strategy.hierarchical_allreduce_inter_nranks();
         let group = if asked <= 1 { job.ranks.per_node } else { asked as usize };
@@ -306,14 +307,14 @@ impl ReduceRings {
         if job.copies() != count {
             let note = "use_hierarchical_allreduce has no effect: ranks hold parts of the model";
             job.notes.push(note.into());
-            return ReduceRings::Flat(flat);
+            return Ok(ReduceRings::Flat(flat));
         }
         if group <= 1 || count <= group || !count.is_multiple_of(group) {
             job.notes.push(format!(
                 "use_hierarchical_allreduce has no effect: {count} ranks do not form several \
                  groups of {group}"
             ));
-            return ReduceRings::Flat(flat);
+            return Ok(ReduceRings::Flat(flat));
         }
         let (place, first) = (rank % group, rank - rank % group);
         let mut inner = Vec::new();
@@ -327,7 +328,7 @@ impl ReduceRings {
         if place != 0 {
             job.rings.own.retain(|ring| !ring.label.starts_with("leaders"));
         }
-        ReduceRings::TwoLevels { inner, outer, group, leads: place == 0 }
+        Ok(ReduceRings::TwoLevels { inner, outer, group, leads: place == 0 })
     }
 }
 
@@ -369,35 +370,36 @@ pub(super) fn emit_collective(
     call.attr("nranks", nranks).attr("label", label).done().map(drop)
 }
 
-/// Gathers the sparse rows of all ranks over a ring that spans them; their concatenation represents
-/// their sum.
+/// Gathers the sparse rows of all ranks over rings that together span them: over the first one, and
+/// the results over the next. Their concatenation represents their sum.
 pub(super) fn gather_rows(
     job: &mut Job<'_>,
-    ring: i64,
+    rings: &[(i64, usize)],
     placed: &mut Vec<(Vec<VarId>, Vec<OpId>)>,
 ) -> Result<()> {
-    let (count, block) = (job.copies(), job.at.block);
+    let block = job.at.block;
     for at in 0..job.grads.len() {
         let (param, grad) = job.grads[at];
         if !job.is_sparse(grad) || job.class_weights.contains(&param) {
             continue;
         }
         let main = &mut job.programs.main;
-        let name = main.fresh_name(&format!("{}@ALLGATHER", main.var_name(grad)));
-        let (dtype, shape) = (main.var(grad).dtype, main.var(grad).shape);
-        let var = Var { kind: VarKind::SparseRows, ..Var::new(name, dtype, shape) };
-        let all = main.add_var(block, var)?;
         let mut emit = Emit::new(main, job.registry, OpRole::BACKWARD);
         emit.block = block;
-        emit.op(&gather::ALL_GATHER_ROWS)
-            .input("X", grad)
-            .output("Out", all)
-            .attr("ring_id", ring)
-            .attr("nranks", count)
-            .attr("label", "sparse gradient")
-            .done()?;
+        let mut sent = grad;
+        for (ring, count) in rings {
+            let main = &mut *emit.program;
+            let name = main.fresh_name(&format!("{}@ALLGATHER", main.var_name(sent)));
+            let (dtype, shape) = (main.var(sent).dtype, main.var(sent).shape);
+            let var = Var { kind: VarKind::SparseRows, ..Var::new(name, dtype, shape) };
+            let all = main.add_var(block, var)?;
+            let call = emit.op(&gather::ALL_GATHER_ROWS).input("X", sent).output("Out", all);
+            let call = call.attr("ring_id", *ring).attr("nranks", *count);
+            call.attr("label", "sparse gradient").done()?;
+            sent = all;
+        }
         placed.push((vec![grad], std::mem::take(&mut emit.ops)));
-        job.grads[at].1 = all;
+        job.grads[at].1 = sent;
     }
     Ok(())
 }

@@ -118,7 +118,7 @@ impl Strategy for Dgc {
         let mut emit = job.emit_into(Program::ROOT, OpRole::FORWARD);
         let count = emit.op(&increment::DEF).input("X", step).output("Out", step).done()?;
         prepend(&mut job.programs.main, vec![count]);
-        let rings = job.world_rings();
+        let rings = job.world_rings()?;
         let mut placed = Vec::new();
         for (index, (param, grad)) in large.iter().enumerate() {
             let ring = rings[index % rings.len()];

@@ -135,7 +135,7 @@ pub(super) fn binary(
 /// Averages every parameter in the block, bucket by bucket. While one bucket is in flight, the next
 /// is prepared.
 pub(super) fn average(job: &mut Job<'_>, state: &State, block: BlockId) -> Result<()> {
-    let rings = job.world_rings();
+    let rings = job.world_rings()?;
     let count = job.ranks.count;
     let params: Vec<ParamGrad> = job.grads.iter().map(|(param, _)| (*param, *param)).collect();
     let buckets: Vec<Vec<VarId>> = buckets_of(job, &params)

@@ -260,12 +260,13 @@ pub struct Facts<'a> {
 impl Facts<'_> {
     /// Returns the number of ranks that train the same part of the model with other samples.
     pub(crate) fn copies(&self, strategy: &Effective<'_>) -> usize {
-        let count = self.ranks.count;
-        if pipeline::stages::is_on(strategy) {
-            let layout = pipeline::stages::layout(strategy, self.program, count);
-            return layout.map_or(count, |layout| layout.copies());
-        }
-        Grid::or_copies(strategy, count).copies(self.ranks.rank).2
+        let Ranks { rank, count, .. } = *self.ranks;
+        self.grid(strategy).map_or(count, |grid| grid.copy(rank).1)
+    }
+
+    /// Returns the grid of the ranks. An error is the field at fault, and the reason.
+    pub(crate) fn grid(&self, strategy: &Effective<'_>) -> Result<Grid, (String, String)> {
+        pipeline::stages::grid(strategy, self.program, self.ranks.count)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Pipeline parallelism: ranks run consecutive parts of the program, and several micro-batches at
 //! once. Ranks are a grid: `dp_degree` pipelines of `pp_degree` consecutive ranks. Rank `r` runs
-//! stage `r mod pp_degree`.
+//! stage `r mod pp_degree`. Ranks that share layers or state are between those of two stages.
 //!
 //! Rings: 2 connects the ranks of equal stages, 4 the stages of one pipeline, and from 20 on each
 //! connects two neighbours in one direction: `20 + 2 s` sends values from stage `s` to the next
@@ -14,7 +14,8 @@
 //!   Parameters of several stages are in `pipeline/shared.rs`. The user's names stand for the
 //!   results of the whole batch (`pipeline/outputs.rs`).
 //! * Later phases see the merged gradients of this stage's parameters. The global norm and the
-//!   check for finite gradients include those of all stages.
+//!   check for finite gradients include those of all stages. From stage 2 of sharding, gradients of
+//!   micro-batches are not merged here: owners merge their sums (`sharding.rs`).
 //! * finish: state of other stages leaves both programs.
 
 mod flow;
@@ -22,15 +23,15 @@ mod outputs;
 mod schedule;
 mod shared;
 mod sizes;
-pub(super) mod stages;
+pub(crate) mod stages;
 mod unroll;
 
 use super::data_parallel::scale_loss_gradient;
 use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId, WithServers, segments};
 use crate::effective::Effective;
-use crate::grid::Axis;
+use crate::grid::{Axis, Grid};
 use crate::job::Job;
-use crate::pipeline::{Pipeline, Size, StageInfo};
+use crate::pipeline::{Pieces, Pipeline, Size, StageInfo};
 use fleet_base::{Error, Result};
 use fleet_config::Problem;
 use fleet_ir::{Program, VarId};
@@ -41,7 +42,8 @@ use shared::Gradient;
 use sizes::Sizes;
 use stages::Place;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use unroll::{Stage, Unrolled};
+pub(super) use unroll::merged_name;
+use unroll::{Options, Stage, Unrolled};
 
 pub struct PipelineParallel;
 
@@ -51,15 +53,14 @@ impl Strategy for PipelineParallel {
     }
 
     fn field(&self, strategy: &Effective<'_>) -> String {
-        match strategy.pipeline() {
-            true => self.switch().to_string(),
-            false => "hybrid_configs.pp_degree".to_string(),
+        match Grid::field(strategy, Axis::Pipeline) {
+            Some((field, _)) if !strategy.pipeline() => field,
+            _ => self.switch().to_string(),
         }
     }
 
     fn conflicts(&self) -> &'static [Conflict] {
         &[
-            (StrategyId::Sharding, "sharding divides the state of whole programs"),
             (
                 StrategyId::GradientMerge,
                 "a pipeline merges the gradients of its micro-batches; set \
@@ -72,9 +73,8 @@ impl Strategy for PipelineParallel {
     }
 
     fn check(&self, strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
-        let degree = strategy.hybrid_configs().pp_degree();
+        let Some((path, degree)) = Grid::field(strategy, Axis::Pipeline) else { return };
         if strategy.pipeline == Some(false) && degree > 1 {
-            let path = "hybrid_configs.pp_degree";
             let problem = Problem::error(path, format!("{degree} stages, but pipeline is false"))
                 .why("pp_degree cuts the program into stages")
                 .help("remove pp_degree, or set pipeline to true");
@@ -123,28 +123,30 @@ impl Strategy for PipelineParallel {
         let (rank, count) = (job.ranks.rank, job.ranks.count);
         let layout = stages::layout(job.strategy, &job.programs.main, count)
             .map_err(|(field, reason)| Error::invalid(reason).at(field))?;
-        let (grid, copies) = (layout.grid, layout.copies());
-        job.grid = grid;
+        let grid = job.grid;
+        let (copy, copies) = grid.copy(rank);
         job.reserve_rings(FIRST_RING);
-        if copies > 1 {
-            job.world_rings();
+        // Sharding has rings of its own.
+        if copies > 1 && !job.strategy.sharding() {
+            job.world_rings()?;
         }
         job.reserve_rings(STAGES_RING);
         let ring = (layout.size.stages > 1).then(|| {
             let label = format!("{} stages", layout.size.stages);
-            job.ring_along(&label, &grid, Axis::Pipeline)
+            job.ring_along(&label, Axis::Pipeline)
         });
         let info = StageInfo {
             number: grid.place(Axis::Pipeline, rank),
             count: layout.size.stages,
-            copy: grid.place(Axis::Data, rank),
+            copy,
             copies,
+            grid,
             micro_batches: layout.size.micros,
             virtual_stages: layout.size.virtual_stages(),
             elsewhere: HashMap::new(),
         };
-        let (shared, pairs, state) = Default::default();
-        job.pipeline = Some(Pipeline { layout, ring, shared, pairs, state, info });
+        let (shared, pairs, state, pieces) = Default::default();
+        job.pipeline = Some(Pipeline { layout, ring, shared, pairs, state, pieces, info });
         Ok(())
     }
 
@@ -170,6 +172,10 @@ impl Strategy for PipelineParallel {
             scale_loss_gradient(job)?;
         }
         scale_by_micro_batches(job, pipeline.layout.size.micros)?;
+        if divides_params(job) {
+            let params: Vec<VarId> = job.grads.iter().map(|(param, _)| *param).collect();
+            segments::repeat_casts(job, &params)?;
+        }
         cut(job, &mut pipeline)?;
         job.pipeline = Some(pipeline);
         Ok(())
@@ -202,6 +208,11 @@ fn take(job: &mut Job<'_>) -> Result<Pipeline> {
 
 fn missing() -> Error {
     Error::internal("the job has no pipeline")
+}
+
+/// Returns whether the ranks of equal stages divide the stage's parameters.
+fn divides_params(job: &Job<'_>) -> bool {
+    job.shards.as_ref().is_some_and(|shards| shards.divides_params)
 }
 
 fn schedule(strategy: &Effective<'_>) -> Schedule {
@@ -239,7 +250,7 @@ fn cut(job: &mut Job<'_>, pipeline: &mut Pipeline) -> Result<()> {
     let sizes = Sizes::of(main, registry, job.strategy, &flow.members, &sent)?;
     let (numbers, root) = outputs::numbers(main, &flow, size, job.user_loss);
     pipeline.state = state(main, &flow);
-    let (grid, rank) = (pipeline.layout.grid, job.ranks.rank);
+    let (grid, rank) = (job.grid, job.ranks.rank);
     let stage = Stage { flow: &flow, sizes: &sizes, size, number, grid, rank };
     let ring = pipeline.ring.map(|ring| (ring, size.stages));
     let share = |main: &mut Program| match ring {
@@ -247,8 +258,13 @@ fn cut(job: &mut Job<'_>, pipeline: &mut Pipeline) -> Result<()> {
         None => Ok(Vec::new()),
     };
     job.programs.test = Some(test_program(&job.programs.main, &stage, registry, share)?);
+    let options = Options {
+        schedule: schedule(job.strategy),
+        repeats_casts: divides_params(job),
+        keeps_pieces: job.shards.as_ref().is_some_and(|shards| shards.sums_pieces),
+    };
     let main = &mut job.programs.main;
-    let unrolled = unroll::unroll(&stage, main, registry, schedule(job.strategy), &gradients)?;
+    let unrolled = unroll::unroll(&stage, main, registry, options, &gradients)?;
     let mut ops = unrolled.ops.clone();
     ops.extend(outputs::results(main, registry, &flow, &sizes, size, number, &unrolled)?);
     ops.extend(share(main)?);
@@ -319,27 +335,32 @@ fn join_rings(job: &mut Job<'_>, pipeline: &mut Pipeline, stage: &Stage<'_>, all
 /// Makes the merged gradients the gradients of the job, with those of shared parameters added up.
 fn merge(
     job: &mut Job<'_>,
-    pipeline: &Pipeline,
+    pipeline: &mut Pipeline,
     gradients: &[Gradient],
     unrolled: &Unrolled,
     ops: &mut Vec<fleet_ir::OpId>,
 ) -> Result<()> {
     let number = pipeline.info.number;
-    let mut own = Vec::new();
+    let (mut own, mut pieced) = (Vec::new(), Vec::new());
     for (at, gradient) in gradients.iter().enumerate() {
         if !gradient.holders.contains(&number) {
             continue;
         }
-        let merged = unrolled.merged.iter().find(|it| it.at == at).map(|it| it.var);
+        let found = unrolled.merged.iter().find(|it| it.at == at);
+        let merged = found.map(|it| it.var);
         if gradient.is_shared() {
             let (new, total) = shared::exchange(job, gradient, &pipeline.pairs, number, merged)?;
             ops.extend(new);
             own.push((gradient.param, total));
-        } else if let Some(merged) = merged {
-            own.push((gradient.param, merged));
+        } else if let Some(found) = found {
+            own.push((gradient.param, found.var));
+            if !found.pieces.is_empty() {
+                pieced.push(Pieces { param: gradient.param, pieces: found.pieces.clone() });
+            }
         }
     }
     job.grads = own;
+    pipeline.pieces = pieced;
     Ok(())
 }
 

@@ -174,6 +174,16 @@ pub fn insert_broadcasts(job: &mut Job<'_>, shards: &Shards) -> Result<()> {
     Ok(())
 }
 
+/// Inserts the broadcasts into the test program, too, if the programs have one: that of a stage.
+pub fn insert_into_test(job: &mut Job<'_>, shards: &Shards) -> Result<()> {
+    let Some(test) = job.programs.test.take() else { return Ok(()) };
+    let main = std::mem::replace(&mut job.programs.main, test);
+    let segments = cut(job, &shards.params);
+    let inserted = insert_broadcasts(job, &Shards { segments, ..shards.clone() });
+    job.programs.test = Some(std::mem::replace(&mut job.programs.main, main));
+    inserted
+}
+
 /// Emits the broadcasts of parameters for a segment, one for each owner. Adds the variables that
 /// receive parameters of other owners to `held`.
 fn broadcast(

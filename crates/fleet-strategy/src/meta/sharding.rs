@@ -25,9 +25,10 @@ use super::{
 };
 use crate::buckets::grouped;
 use crate::effective::Effective;
-use crate::grid::{Axis, Grid};
+use crate::grid::Axis;
 use crate::job::{Encoded, Job};
 use crate::owners::{Merge, Shards};
+use crate::ranks::Ranks;
 use fleet_base::{Error, Result, text};
 use fleet_config::Problem;
 use fleet_ir::{OpId, OpRole, Program, VarId};
@@ -35,6 +36,8 @@ use fleet_nn::optimizer::{ParamGrad, SharedUpdate};
 use fleet_ops::comm::{broadcast, reduce};
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
+
+mod pieces;
 
 pub struct Sharding;
 
@@ -101,55 +104,79 @@ impl Strategy for Sharding {
         {
             return Applies::Refused(field, reason);
         }
-        match Grid::of(strategy, facts.ranks.count) {
+        match facts.grid(strategy) {
             Err((field, reason)) => Applies::Refused(field, reason),
             Ok(grid) => {
                 let (divided, ranks) = (what_is_divided(strategy), grid.degree(Axis::Sharding));
+                let of_stage = if grid.degree(Axis::Pipeline) > 1 { " of each stage" } else { "" };
                 Applies::Yes(match grid.degree(Axis::Data) {
-                    1 => format!("{ranks} ranks divide {divided}"),
-                    copies => format!("{copies} groups of {ranks} ranks each divide {divided}"),
+                    1 => format!("{ranks} ranks divide {divided}{of_stage}"),
+                    copies => {
+                        format!("{copies} groups of {ranks} ranks each divide {divided}{of_stage}")
+                    }
                 })
             }
         }
     }
 
     fn optimizer(&self, job: &mut Job<'_>) -> Result<()> {
-        let rank = job.ranks.rank;
-        let count = job.ranks.count;
-        let grid = Grid::of(job.strategy, count)
-            .map_err(|(field, reason)| Error::invalid(reason).at(field))?;
-        let sharding = grid.degree(Axis::Sharding);
-        job.reserve_rings(FIRST_RING);
-        let ring = job.ring_along(&format!("shards of {sharding}"), &grid, Axis::Sharding);
+        let Ranks { rank, count, .. } = job.ranks;
+        let grid = job.grid;
+        let degree = |axis: Axis| grid.degree(axis);
+        let sharding = degree(Axis::Sharding);
+        job.ring_along_at(SHARDS_RING, &format!("shards of {sharding}"), Axis::Sharding);
         let mut copies = None;
-        let mut world = ring;
-        if grid.degree(Axis::Data) > 1 {
+        let mut world = vec![(SHARDS_RING, sharding)];
+        if degree(Axis::Data) > 1 {
             let label = format!("copies of {sharding} shards");
-            copies = Some(job.ring_along(&label, &grid, Axis::Data));
-            let (first, stride, all) = grid.copies(rank);
-            let label = if all == count { "all ranks 0" } else { "copies 0" };
-            world = job.ring(label, first, stride, all);
+            job.ring_along_at(COPIES_RING, &label, Axis::Data);
+            copies = Some(COPIES_RING);
+            match grid.copies(rank).filter(|_| degree(Axis::Pipeline) == 1) {
+                Some((first, stride, all)) => {
+                    let label = if all == count { "all ranks 0" } else { "copies 0" };
+                    job.ring_at(WORLD_RING, label, first, stride, all);
+                    world = vec![(WORLD_RING, all)];
+                }
+                None => world.push((COPIES_RING, degree(Axis::Data))),
+            }
         }
-        job.use_world_ring(world);
+        let mut owners = (SHARDS_RING, sharding);
+        if degree(Axis::Pipeline) > 1 {
+            let first = grid.first(Axis::Pipeline, grid.first(Axis::Sharding, rank));
+            owners = (WORLD_RING, sharding * degree(Axis::Pipeline));
+            let label = format!("owners of {} stages", degree(Axis::Pipeline));
+            job.ring_at(WORLD_RING, &label, first, grid.stride(Axis::Sharding), owners.1);
+        }
+        job.use_world_rings(world.iter().map(|(ring, _)| *ring).collect());
         let merge = Merge::of(job.strategy);
-        let (params, owner) = Default::default();
+        let sums_pieces = sums_pieces(job);
+        let (params, owner, names, segments, merged) = Default::default();
         job.shards = Some(Shards {
-            ring,
+            ring: SHARDS_RING,
             copies,
+            world,
+            owners,
             grid,
             rank: grid.place(Axis::Sharding, rank),
             merge,
+            sums_pieces,
+            merged,
             params,
             owner,
-            names: Vec::new(),
+            names,
             divides_params: divides_params(job.strategy),
-            segments: Vec::new(),
+            segments,
         });
         Ok(())
     }
 
     fn backward(&self, job: &mut Job<'_>) -> Result<()> {
-        let shards = divide(job)?;
+        let mut shards = divide(job)?;
+        if job.pipeline.is_some() {
+            shards.merged = pieces::merge_at_owners(job, &shards)?;
+            job.shards = Some(shards);
+            return Ok(());
+        }
         if shards.divides_params {
             segments::repeat_casts(job, &shards.params)?;
         }
@@ -163,28 +190,38 @@ impl Strategy for Sharding {
             shards.segments = segments::cut(job, &shards.params);
             job.notes.push(format!("sharding: {} segments", shards.segments.len()));
         }
-        let world = job.world_rings()[0];
         let mut placed = Vec::new();
-        gather_rows(job, world, &mut placed)?;
-        let mut calls = 0;
-        for (owner, sent) in by_owner(job, &shards) {
-            let buckets = buckets_of(job, &sent);
-            calls += buckets.len();
-            for bucket in buckets {
-                let vars: Vec<VarId> = bucket.iter().map(|at| sent[*at].1).collect();
-                let ops = reduce(job, &shards, owner, &vars)?;
-                placed.push((vars, ops));
+        gather_rows(job, &shards.world, &mut placed)?;
+        let dense = job.grads.iter().copied().filter(|(_, grad)| !job.is_sparse(*grad));
+        let (merged, dense): (Vec<ParamGrad>, Vec<ParamGrad>) =
+            dense.partition(|(_, grad)| shards.merged.contains(grad));
+        let buckets = buckets_by_owner(job, &shards, &dense);
+        let calls = buckets.len();
+        for (owner, vars) in buckets {
+            let mut ops = reduce(job, &shards, owner, &vars)?;
+            if owner == shards.rank {
+                ops.extend(sum_copies(job, &shards, &vars)?);
             }
+            placed.push((vars, ops));
+        }
+        for (_, vars) in buckets_by_owner(job, &shards, &merged) {
+            let ops = sum_copies(job, &shards, &vars)?;
+            placed.push((vars, ops));
         }
         job.notes.push(format!("sharding: gradients are summed at their owners in {calls} calls"));
         job.place(placed)?;
         keep_own(job, &shards);
-        job.at.shared = Some(SharedUpdate {
-            ring: shards.ring,
-            nranks: shards.count(),
-            params: shards.params.clone(),
-            elsewhere: Vec::new(),
-            tables: Vec::new(),
+        let (ring, nranks) = shards.owners;
+        job.at.shared = Some(match job.at.shared.take() {
+            // Of a pipeline: the parameters of all stages.
+            Some(stages) => SharedUpdate { ring, nranks, ..stages },
+            None => SharedUpdate {
+                ring,
+                nranks,
+                params: shards.params.clone(),
+                elsewhere: Vec::new(),
+                tables: Vec::new(),
+            },
         });
         job.shards = Some(shards);
         Ok(())
@@ -209,19 +246,19 @@ impl Strategy for Sharding {
         if shards.merge.is_some() {
             gradient_merge::clear(job)?;
         }
-        match shards.divides_params {
-            true => segments::insert_broadcasts(job, &shards),
-            false => broadcast_updated(job, &shards),
+        if !shards.divides_params {
+            return broadcast_updated(job, &shards);
         }
+        segments::insert_broadcasts(job, &shards)?;
+        segments::insert_into_test(job, &shards)
     }
 
     fn startup(&self, job: &mut Job<'_>) -> Result<()> {
         let shards = shards(job)?;
-        let (all, world) = (job.copies(), job.world_rings()[0]);
         let startup = &mut job.programs.startup;
         if !shards.divides_params {
             let params: Vec<VarId> = startup.parameters().map(|(id, _)| id).collect();
-            return broadcast_parameters(job, &params, (world, all));
+            return broadcast_over(job, &params, &shards.world);
         }
         let divided: HashSet<&String> = shards.names.iter().map(|(name, _)| name).collect();
         let others = shards.names.iter().filter(|(_, owner)| *owner != shards.rank);
@@ -230,7 +267,7 @@ impl Strategy for Sharding {
             .parameters()
             .map(|(id, _)| id)
             .partition(|id| divided.contains(&startup.var(*id).name));
-        broadcast_parameters(job, &rest, (world, all))?;
+        broadcast_over(job, &rest, &shards.world)?;
         match shards.copies {
             Some(copies) => {
                 broadcast_parameters(job, &own, (copies, shards.grid.degree(Axis::Data)))
@@ -268,8 +305,23 @@ fn check_segments(strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
     }
 }
 
-/// The documented number of the sharding ring; 0 is that of tensor parallelism.
-const FIRST_RING: i64 = 1;
+/// The documented numbers of rings; 0 is that of tensor parallelism.
+const SHARDS_RING: i64 = 1;
+const COPIES_RING: i64 = 2;
+const WORLD_RING: i64 = 3;
+
+/// Returns whether owners merge the gradients of micro-batches. Those that are sent in half
+/// precision are merged first.
+fn sums_pieces(job: &Job<'_>) -> bool {
+    let micros = job.pipeline.as_ref().map_or(1, |pipeline| pipeline.info.micro_batches);
+    let divides = job.strategy.sharding_configs().stage != Some(1);
+    divides && micros > 1 && !job.strategy.fp16_allreduce()
+}
+
+/// Gives all ranks of several rings that together connect all groups the parameters of the first.
+fn broadcast_over(job: &mut Job<'_>, params: &[VarId], rings: &[(i64, usize)]) -> Result<()> {
+    rings.iter().try_for_each(|ring| broadcast_parameters(job, params, *ring))
+}
 
 fn what_is_divided(strategy: &Effective<'_>) -> &'static str {
     match strategy.sharding_configs().stage {
@@ -310,8 +362,15 @@ fn divide(job: &mut Job<'_>) -> Result<Shards> {
     params.sort();
     let main = &job.programs.main;
     let elements = |param: &VarId| main.var(*param).shape.numel().unwrap_or(0) as u64;
-    let elements: Vec<u64> = params.iter().map(elements).collect();
-    shards.divide(params, &elements);
+    // Parameters of several stages have the first rank of each group as owner, so that stages can
+    // exchange them.
+    let of_stages = job.pipeline.iter().flat_map(|pipeline| &pipeline.shared);
+    let of_stages: HashSet<&String> = of_stages.map(|(name, _)| name).collect();
+    let (first, rest): (Vec<VarId>, Vec<VarId>) =
+        params.into_iter().partition(|param| of_stages.contains(&main.var(*param).name));
+    let together = (!first.is_empty()).then(|| first.iter().map(elements).sum());
+    let elements: Vec<u64> = together.into_iter().chain(rest.iter().map(elements)).collect();
+    shards.divide(first, rest, &elements);
     let named = shards.params.iter().map(|it| (main.var_name(*it).to_string(), shards.owner(*it)));
     shards.names = named.collect();
     let own = shards.params.iter().filter(|param| shards.is_own(**param)).count();
@@ -324,11 +383,14 @@ fn divide(job: &mut Job<'_>) -> Result<Shards> {
     Ok(shards)
 }
 
-/// Returns the dense gradients of each owner, those of the last parameters first, as they are
+/// Groups gradients into buckets of one owner each, those of the last parameters first, as they are
 /// computed. If parameters are divided, gradients of different segments are apart.
-fn by_owner(job: &Job<'_>, shards: &Shards) -> Vec<(usize, Vec<ParamGrad>)> {
+fn buckets_by_owner(
+    job: &Job<'_>,
+    shards: &Shards,
+    grads: &[ParamGrad],
+) -> Vec<(usize, Vec<VarId>)> {
     let main = &job.programs.main;
-    let dense = job.grads.iter().filter(|(_, grad)| !job.is_sparse(*grad));
     let mut segment_of: HashMap<VarId, usize> = HashMap::new();
     for (at, segment) in shards.segments.iter().enumerate() {
         let written = segment.ops.iter().flat_map(|id| main.op(*id).all_outputs());
@@ -336,9 +398,14 @@ fn by_owner(job: &Job<'_>, shards: &Shards) -> Vec<(usize, Vec<ParamGrad>)> {
     }
     let key =
         |(param, grad): &ParamGrad| (segment_of.get(grad).copied(), Reverse(shards.owner(*param)));
-    let mut groups = grouped(dense.map(|pair| (key(pair), *pair)));
+    let mut groups = grouped(grads.iter().map(|pair| (key(pair), *pair)));
     groups.sort_by_key(|(key, _)| *key);
-    groups.into_iter().map(|((_, Reverse(owner)), sent)| (owner, sent)).collect()
+    let buckets = groups.into_iter().flat_map(|((_, Reverse(owner)), sent)| {
+        let buckets = buckets_of(job, &sent).into_iter();
+        let vars = |bucket: Vec<usize>| bucket.into_iter().map(|at| sent[at].1).collect();
+        buckets.map(|bucket| (owner, vars(bucket))).collect::<Vec<_>>()
+    });
+    buckets.collect()
 }
 
 /// Emits the broadcasts of all parameters by their owners, after the update.
@@ -359,18 +426,22 @@ fn broadcast_updated(job: &mut Job<'_>, shards: &Shards) -> Result<()> {
     Ok(())
 }
 
-/// Emits the sum of gradients at their owner.
+/// Emits the sum of gradients over a group, at their owner.
 fn reduce(job: &mut Job<'_>, shards: &Shards, owner: usize, vars: &[VarId]) -> Result<Vec<OpId>> {
     let mut emit = job.emit(OpRole::BACKWARD);
-    let label = format!("gradients of rank {owner}");
     let call = emit.op(&reduce::REDUCE_SUM).inputs("X", vars).outputs("Out", vars);
     let call = call.attr("ring_id", shards.ring).attr("nranks", shards.count());
-    call.attr("root_id", owner).attr("label", &*label).done()?;
-    if let Some(copies) = shards.copies.filter(|_| owner == shards.rank) {
-        let call = emit.op(&reduce::ALL_SUM).inputs("X", vars).outputs("Out", vars);
-        let call = call.attr("ring_id", copies).attr("nranks", shards.grid.degree(Axis::Data));
-        call.attr("label", label).done()?;
-    }
+    call.attr("root_id", owner).attr("label", format!("gradients of rank {owner}")).done()?;
+    Ok(std::mem::take(&mut emit.ops))
+}
+
+/// Emits the sum of this rank's gradients over the groups, if there are several.
+fn sum_copies(job: &mut Job<'_>, shards: &Shards, vars: &[VarId]) -> Result<Vec<OpId>> {
+    let Some(copies) = shards.copies else { return Ok(Vec::new()) };
+    let mut emit = job.emit(OpRole::BACKWARD);
+    let call = emit.op(&reduce::ALL_SUM).inputs("X", vars).outputs("Out", vars);
+    let call = call.attr("ring_id", copies).attr("nranks", shards.grid.degree(Axis::Data));
+    call.attr("label", format!("gradients of rank {}", shards.rank)).done()?;
     Ok(std::mem::take(&mut emit.ops))
 }
 

@@ -33,6 +33,11 @@ impl Strategy for SyncBatchNorm {
                     .into(),
             ),
             (_, 0) => Applies::Idle("the program has no batch norm".into()),
+            _ if facts.grid(strategy).is_ok_and(|grid| grid.copies(0).is_none()) => {
+                let reason = "sync_batch_norm does not support copies of a model whose state and \
+                              stages are both divided: no ring connects all of them";
+                Applies::Refused(self.switch().into(), reason.into())
+            }
             (ranks, _) => {
                 Applies::Yes(format!("{count} batch norms compute statistics over {ranks} ranks"))
             }
@@ -40,12 +45,12 @@ impl Strategy for SyncBatchNorm {
     }
 
     fn forward(&self, job: &mut Job<'_>) -> Result<()> {
-        let (first, stride, nranks) = job.grid.copies(job.ranks.rank);
+        let (first, stride, nranks) = job.copy_ring()?;
         if nranks == 1 {
             return Ok(());
         }
         // Created first, so that ring 0 is always the gradients' ring.
-        job.world_rings();
+        job.world_rings()?;
         let label = match nranks == job.ranks.count {
             true => "batch norm".to_string(),
             false => format!("batch norm of {nranks} copies"),

@@ -86,7 +86,7 @@ impl Strategy for TensorParallel {
 
     fn applies(&self, strategy: &Effective<'_>, facts: &Facts<'_>) -> Applies {
         let field = self.field(strategy);
-        let parts = match Grid::of(strategy, facts.ranks.count) {
+        let parts = match facts.grid(strategy) {
             Ok(grid) => grid.degree(Axis::Tensor),
             Err((field, reason)) => return Applies::Refused(field, reason),
         };
@@ -108,11 +108,9 @@ impl Strategy for TensorParallel {
     }
 
     fn optimizer(&self, job: &mut Job<'_>) -> Result<()> {
-        let grid = Grid::of(job.strategy, job.ranks.count)
-            .map_err(|(field, reason)| Error::invalid(reason).at(field))?;
-        let parts = grid.degree(Axis::Tensor);
-        let ring = job.ring_along(&format!("parts of layers, {parts}"), &grid, Axis::Tensor);
-        let part = grid.place(Axis::Tensor, job.ranks.rank);
+        let parts = job.grid.degree(Axis::Tensor);
+        let ring = job.ring_along(&format!("parts of layers, {parts}"), Axis::Tensor);
+        let part = job.grid.place(Axis::Tensor, job.ranks.rank);
         job.layers = Some(Layers { ring, part, parts });
         job.at.divided = Some(DividedUpdate { ring, nranks: parts });
         // Rings of copies have the documented number.

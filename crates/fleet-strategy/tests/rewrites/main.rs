@@ -17,6 +17,7 @@ mod programs;
 mod regions;
 mod rules;
 mod servers;
+mod sharded_pipeline;
 mod sharding;
 mod tables;
 mod tensor_parallel;

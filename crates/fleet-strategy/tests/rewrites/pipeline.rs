@@ -13,17 +13,21 @@ use fleet_tensor::Tensor;
 use fleet_testkit::local;
 use std::collections::BTreeMap;
 
-const STEPS: usize = 5;
+pub const STEPS: usize = 5;
 
-fn momentum() -> OptimizerDesc {
+pub fn momentum() -> OptimizerDesc {
     Momentum::new(0.1, 0.9).into()
 }
 
-fn configs(micros: i32, schedule: &str) -> PipelineConfig {
+pub fn configs(micros: i32, schedule: &str) -> PipelineConfig {
     PipelineConfig::default().with_accumulate_steps(micros).with_schedule_mode(schedule)
 }
 
-fn pipelined(strategy: DistributedStrategy, micros: i32, schedule: &str) -> DistributedStrategy {
+pub fn pipelined(
+    strategy: DistributedStrategy,
+    micros: i32,
+    schedule: &str,
+) -> DistributedStrategy {
     strategy.use_pipeline(configs(micros, schedule))
 }
 
@@ -34,7 +38,7 @@ fn plain(micros: i32, schedule: &str) -> DistributedStrategy {
 const SCHEDULES: [&str; 2] = ["1F1B", "F-then-B"];
 
 /// Six layers, without labels.
-fn layers(net: &Net) -> fleet_ir::VarId {
+pub fn layers(net: &Net) -> fleet_ir::VarId {
     labelled(net, |_| None)
 }
 
@@ -68,7 +72,7 @@ fn labelled(net: &Net, stage: impl Fn(usize) -> Option<usize>) -> fleet_ir::VarI
 }
 
 /// Returns the network with labels for this number of stages.
-fn network(stages: usize) -> Network {
+pub fn network(stages: usize) -> Network {
     match stages {
         2 => two,
         3 => three,
@@ -79,11 +83,11 @@ fn network(stages: usize) -> Network {
 }
 
 /// Returns what all ranks keep together.
-fn union(ranks: &[Trained]) -> BTreeMap<String, Vec<f32>> {
+pub fn union(ranks: &[Trained]) -> BTreeMap<String, Vec<f32>> {
     ranks.iter().rev().flat_map(|rank| rank.kept.clone()).collect()
 }
 
-fn same(what: &str, ranks: &[Trained], expected: &BTreeMap<String, Vec<f32>>) {
+pub fn same(what: &str, ranks: &[Trained], expected: &BTreeMap<String, Vec<f32>>) {
     let all = union(ranks);
     let names = |map: &BTreeMap<String, Vec<f32>>| map.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(&all), names(expected), "{what}");
@@ -141,7 +145,7 @@ fn pipelines_compute_the_bits_of_gradient_merge() {
 }
 
 /// Every optimizer, each with a clip, a decay, or none.
-fn optimizers() -> Vec<(&'static str, OptimizerDesc)> {
+pub fn optimizers() -> Vec<(&'static str, OptimizerDesc)> {
     let decay = Regularizer::L2(0.01);
     vec![
         ("sgd", Sgd::new(0.1).grad_clip(GradClip::GlobalNorm(0.1)).into()),
@@ -159,7 +163,7 @@ fn optimizers() -> Vec<(&'static str, OptimizerDesc)> {
 }
 
 /// The strategies that a pipeline can be combined with.
-fn with(name: &str) -> DistributedStrategy {
+pub fn with(name: &str) -> DistributedStrategy {
     let strategy = DistributedStrategy::new();
     let amp = AmpConfig::default().with_init_loss_scaling(256.0);
     match name {
@@ -177,7 +181,7 @@ fn with(name: &str) -> DistributedStrategy {
     }
 }
 
-const ALL_STRATEGIES: [&str; 8] =
+pub const ALL_STRATEGIES: [&str; 8] =
     ["plain", "amp", "constant", "bf16", "recompute", "amp+recompute", "fp16", "lars"];
 
 /// Pipelines of 2, 3 and 4 stages compute the bits of one rank that runs all stages.
@@ -267,15 +271,15 @@ fn pipelines_of_several_ranks_are_data_parallel() {
 }
 
 /// Returns a strategy with this number of stages.
-fn strategy_of(strategy: &DistributedStrategy, stages: i32) -> DistributedStrategy {
+pub fn strategy_of(strategy: &DistributedStrategy, stages: i32) -> DistributedStrategy {
     strategy.clone().with_hybrid_configs(HybridConfig::default().with_pp_degree(stages))
 }
 
 /// Returns the values that a rank is fed in a step, by the number of its pipeline.
-type Feed = fn(step: usize, copy: usize, copies: usize) -> Vec<(&'static str, Tensor)>;
+pub type Feed = fn(step: usize, copy: usize, copies: usize) -> Vec<(&'static str, Tensor)>;
 
 /// Trains a network on `count` ranks; each fetches the variables that it has.
-fn train_fed(
+pub fn train_fed(
     network: Network,
     feed: Feed,
     optimizer: &OptimizerDesc,
@@ -305,12 +309,12 @@ fn train_fed(
     outcomes.into_iter().map(Result::unwrap).collect()
 }
 
-fn two_inputs(step: usize, copy: usize, copies: usize) -> Vec<(&'static str, Tensor)> {
+pub fn two_inputs(step: usize, copy: usize, copies: usize) -> Vec<(&'static str, Tensor)> {
     let (x, y) = batch(step, copy, copies).unwrap();
     vec![("x", x), ("y", y)]
 }
 
-const LOSS: &str = "mean_0.tmp_0";
+pub const LOSS: &str = "mean_0.tmp_0";
 
 /// All ranks can fetch the mean loss of the micro-batches. A value with rows is that of the whole
 /// batch, on the rank that computes it.
@@ -342,7 +346,7 @@ fn results_are_those_of_the_whole_batch() {
     }
 }
 
-fn normed(net: &Net) -> fleet_ir::VarId {
+pub fn normed(net: &Net) -> fleet_ir::VarId {
     let guard = |at: usize| net.device_guard(&format!("gpu:{at}"));
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
@@ -387,7 +391,7 @@ fn unlabelled_norms(net: &Net) -> fleet_ir::VarId {
     (second.fc(8) + first).fc(1).mse_loss(y, Reduction::Mean).id()
 }
 
-fn small_gpt(net: &Net) -> fleet_ir::VarId {
+pub fn small_gpt(net: &Net) -> fleet_ir::VarId {
     gpt(net, &sizes()).loss.id()
 }
 
@@ -397,7 +401,7 @@ fn sizes() -> GptConfig {
     GptConfig { vocabulary, hidden, layers, heads, ffn, length, dropout, ..GptConfig::small() }
 }
 
-fn tokens(step: usize, copy: usize, copies: usize) -> Vec<(&'static str, Tensor)> {
+pub fn tokens(step: usize, copy: usize, copies: usize) -> Vec<(&'static str, Tensor)> {
     let rows = 12 / copies;
     let value = |at: usize| ((step * 60 + copy * rows * 5 + at) * 7 % 17) as i64;
     let of = |shift: usize| {
@@ -462,11 +466,11 @@ fn stages_of_divided_layers() {
     }
 }
 
-fn undropped_gpt(net: &Net) -> fleet_ir::VarId {
+pub fn undropped_gpt(net: &Net) -> fleet_ir::VarId {
     gpt(net, &GptConfig { dropout: 0.0, vocabulary: 18, ..sizes() }).loss.id()
 }
 
-fn tables(net: &Net) -> fleet_ir::VarId {
+pub fn tables(net: &Net) -> fleet_ir::VarId {
     let guard = |at: usize| net.device_guard(&format!("gpu:{at}"));
     let tokens = net.data("tokens", [-1, 5], DType::I64);
     net.data("labels", [-1, 5], DType::I64);
@@ -480,7 +484,7 @@ fn tables(net: &Net) -> fleet_ir::VarId {
 }
 
 /// Like `tables`, but both stages look up the rows of one table.
-fn shared_table(net: &Net) -> fleet_ir::VarId {
+pub fn shared_table(net: &Net) -> fleet_ir::VarId {
     let guard = |at: usize| net.device_guard(&format!("gpu:{at}"));
     let tokens = net.data("tokens", [-1, 5], DType::I64);
     net.data("labels", [-1, 5], DType::I64);
@@ -693,7 +697,6 @@ fn what_cannot_be_cut_is_refused() {
         check(layers, &pipelined(strategy, 2, "1F1B"), 2, part);
     };
     let none = DistributedStrategy::new;
-    switched(none().with_sharding(true), "conflicts with sharding");
     switched(none().use_gradient_merge(2), "set pipeline_configs.accumulate_steps");
     switched(none().with_localsgd(true), "need the whole model");
     switched(none().with_adaptive_localsgd(true), "need the whole model");

@@ -214,6 +214,10 @@ pub fn broadcast_parameters(
         };
         let names = shared.iter().filter(|(_, holders)| is_held(holders)).map(|(name, _)| name);
         let params: Vec<VarId> = names.filter_map(|name| emit.program.find_var(name)).collect();
+        // Under sharding, the owner has them, which has the same place in the groups of both.
+        if params.is_empty() {
+            continue;
+        }
         let call = emit.op(&broadcast::DEF).inputs("X", &params).outputs("Out", &params);
         let call = call.attr("ring_id", pair.ring).attr("nranks", 2).attr("root", 0);
         call.attr("label", "shared parameters").done()?;

@@ -55,7 +55,25 @@ const MICROS_MAX: usize = 1024;
 
 /// Returns whether a strategy asks for a pipeline.
 pub fn is_on(strategy: &Effective<'_>) -> bool {
-    strategy.pipeline() || strategy.hybrid_configs().pp_degree() > 1
+    strategy.pipeline() || degree(strategy, Axis::Pipeline).is_some_and(|stages| stages > 1)
+}
+
+/// Returns the degree that a strategy assigns to an axis.
+fn degree(strategy: &Effective<'_>, axis: Axis) -> Option<usize> {
+    Grid::field(strategy, axis).map(|(_, degree)| degree)
+}
+
+/// Returns the field that gives the number of stages.
+fn field_of_stages(strategy: &Effective<'_>) -> String {
+    Grid::field(strategy, Axis::Pipeline).map_or(PP_DEGREE.to_string(), |(field, _)| field)
+}
+
+/// Returns the grid that a strategy gives `ranks` ranks.
+pub fn grid(strategy: &Effective<'_>, program: &Program, ranks: usize) -> Result<Grid, Refusal> {
+    match is_on(strategy) {
+        true => Ok(layout(strategy, program, ranks)?.grid),
+        false => Grid::of(strategy, ranks, None),
+    }
 }
 
 /// Returns the layout that a strategy gives `ranks` ranks.
@@ -79,7 +97,7 @@ pub fn layout(
         return Ok(Layout { grid: Grid::new([1; 4]), size, is_labelled });
     }
     let (stages, parts) = stages(strategy, labelled, ranks)?;
-    let grid = grid(strategy, ranks, stages)?;
+    let grid = Grid::of(strategy, ranks, Some(stages))?;
     let size = Size { stages, parts, micros };
     let forward = program.root_ops().filter(|(_, op)| op.role.is_forward()).count();
     if !is_labelled && forward < parts {
@@ -87,7 +105,7 @@ pub fn layout(
             "the program has {forward} forward ops, which cannot form {parts} stages that \
                  each have ops"
         );
-        return Err((PP_DEGREE.into(), reason));
+        return Err((field_of_stages(strategy), reason));
     }
     if parts > stages && !micros.is_multiple_of(stages) {
         let reason = format!(
@@ -99,32 +117,19 @@ pub fn layout(
     Ok(Layout { grid, size, is_labelled })
 }
 
-/// Returns the number of ranks that share the layers of each stage.
-fn layer_parts(strategy: &Effective<'_>) -> usize {
-    Grid::field(strategy, Axis::Tensor).map_or(1, |(_, degree)| degree.max(1))
-}
-
-/// Returns the grid of pipelines with this number of stages.
-fn grid(strategy: &Effective<'_>, ranks: usize, stages: usize) -> Result<Grid, Refusal> {
-    let hybrid = strategy.hybrid_configs();
-    let parts = layer_parts(strategy);
-    let copies = ranks / stages / parts;
-    let asked = hybrid.dp_degree.filter(|it| *it > 0).map(|it| it as usize);
-    if copies * stages * parts == ranks && asked.is_none_or(|asked| asked == copies) {
-        return Ok(Grid::new([parts, 1, stages, copies]));
+/// Returns the number of stages of a program without labels, if the strategy does not assign it:
+/// that of the ranks that the other degrees leave.
+fn stages_left(strategy: &Effective<'_>, ranks: usize) -> Result<usize, Refusal> {
+    if strategy.sharding() && degree(strategy, Axis::Sharding).is_none() {
+        let reason = format!(
+            "{ranks} ranks could be stages, or share state: set {PP_DEGREE} or \
+             sharding_configs.sharding_degree"
+        );
+        return Err((PP_DEGREE.into(), reason));
     }
-    let layers = if parts > 1 { format!("mp_degree {parts} x ") } else { String::new() };
-    let pipelines = match asked {
-        Some(asked) => format!("{layers}pp_degree {stages} x dp_degree {asked}"),
-        None => format!("{layers}pipelines of {stages} stages"),
-    };
-    let field = match (hybrid.pp_degree, asked) {
-        (Some(_), _) => PP_DEGREE,
-        (None, Some(_)) => "hybrid_configs.dp_degree",
-        (None, None) => "pipeline",
-    };
-    let reason = format!("the degrees do not multiply to the job's {ranks} ranks: got {pipelines}");
-    Err((field.into(), reason))
+    let others = [Axis::Tensor, Axis::Sharding, Axis::Data];
+    let others = others.map(|axis| degree(strategy, axis).unwrap_or(1));
+    Ok(others.into_iter().fold(ranks, |left, degree| left / degree).max(1))
 }
 
 /// Returns the number of stages and the number of parts.
@@ -133,13 +138,14 @@ fn stages(
     labelled: Option<usize>,
     ranks: usize,
 ) -> Result<(usize, usize), Refusal> {
-    let assigned = |degree: Option<i32>| degree.filter(|it| *it > 0).map(|it| it as usize);
-    let hybrid = strategy.hybrid_configs();
-    let virtual_stages = assigned(strategy.pipeline_configs().virtual_stages);
-    let degree = assigned(hybrid.pp_degree);
+    let virtual_stages = strategy.pipeline_configs().virtual_stages.filter(|it| *it > 0);
+    let virtual_stages = virtual_stages.map(|it| it as usize);
+    let degree = degree(strategy, Axis::Pipeline);
     let Some(parts) = labelled else {
-        let copies = assigned(hybrid.dp_degree).unwrap_or(1);
-        let stages = degree.unwrap_or_else(|| (ranks / copies / layer_parts(strategy)).max(1));
+        let stages = match degree {
+            Some(stages) => stages,
+            None => stages_left(strategy, ranks)?,
+        };
         return Ok((stages, stages * virtual_stages.unwrap_or(1)));
     };
     let stages = match degree {
@@ -150,7 +156,10 @@ fn stages(
     if stages > 0 && stages * several == parts {
         return Ok((stages, parts));
     }
-    let field = if degree.is_some() { PP_DEGREE } else { VIRTUAL_STAGES };
+    let field = match degree {
+        Some(_) => field_of_stages(strategy),
+        None => VIRTUAL_STAGES.to_string(),
+    };
     let by = match (degree, virtual_stages) {
         (Some(degree), Some(several)) => format!("{degree} stages of {several} parts"),
         (Some(degree), None) => format!("{degree} stages"),
@@ -160,7 +169,7 @@ fn stages(
         "the labels gpu:0 to gpu:{} name {parts} parts, which {by} cannot divide evenly",
         parts - 1
     );
-    Err((field.into(), reason))
+    Err((field, reason))
 }
 
 /// Returns the number of parts that the labels of the forward ops name; `None` if there are none.

@@ -19,7 +19,7 @@ use fleet_ir::{Op, OpId, OpRole, Program, Var, VarId, VarKind};
 use fleet_ops::{
     Emit, Registry,
     comm::send_recv,
-    math::{elementwise, sum},
+    math::{cast, elementwise, sum},
     tensor::{fill, micro_batch_slice},
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -234,6 +234,19 @@ pub struct Merged {
     /// Position among the gradients.
     pub at: usize,
     pub var: VarId,
+    /// The gradients of micro-batches, if they are not merged here. The first one is `var`.
+    pub pieces: Vec<VarId>,
+}
+
+/// How a stage is unrolled.
+#[derive(Clone, Copy)]
+pub struct Options {
+    pub schedule: Schedule,
+    /// Whether casts of parameters run for each micro-batch, so that no step keeps their results.
+    pub repeats_casts: bool,
+    /// Whether the gradients of micro-batches are left as they are, where that is possible: dense
+    /// ones of parameters of this stage alone, which no op reads.
+    pub keeps_pieces: bool,
 }
 
 /// The unrolled program of a stage.
@@ -249,7 +262,7 @@ pub fn unroll(
     stage: &Stage<'_>,
     main: &mut Program,
     registry: &'static Registry,
-    schedule: Schedule,
+    options: Options,
     gradients: &[Gradient],
 ) -> Result<Unrolled> {
     let units = stage.units(main);
@@ -263,13 +276,14 @@ pub fn unroll(
         stage,
         registry,
         main,
+        options,
     };
     let once = unroller.find_once(&units);
     for at in &once {
         unroller.ops.push(stage.flow.members[*at].id);
     }
     let merged = unroller.begin_gradients(gradients)?;
-    let order = schedule.units(stage.size, stage.number);
+    let order = options.schedule.units(stage.size, stage.number);
     unroller.receive(order[0])?;
     for (index, unit) in order.iter().enumerate() {
         if let Some(next) = order.get(index + 1) {
@@ -283,6 +297,11 @@ pub fn unroll(
     Ok(Unrolled { ops: unroller.ops, merged, copies: unroller.copies })
 }
 
+/// Returns the documented name of the merged gradient of a parameter.
+pub fn merged_name(main: &Program, param: VarId) -> String {
+    format!("{}@GRAD@MERGED", main.var_name(param))
+}
+
 /// How the contribution of a micro-batch to a gradient is added.
 struct Accumulated {
     merged: VarId,
@@ -294,6 +313,7 @@ struct Accumulated {
 
 struct Unroller<'a, 'p> {
     stage: &'a Stage<'a>,
+    options: Options,
     main: &'p mut Program,
     registry: &'static Registry,
     ops: Vec<OpId>,
@@ -329,10 +349,14 @@ impl Unroller<'_, '_> {
                 false => self.once.contains(&var),
             };
             let is_plain = !def.traits.random && !def.traits.effect && op.sub_block().is_none();
+            let is_cast =
+                cast::DEF.is(op) && op.all_inputs().all(|var| self.main.var(var).is_parameter());
+            let is_repeated = is_cast && self.options.repeats_casts;
             let is_own_result = |var: VarId| {
                 writes[&var] == 1 && !self.main.var(var).persistable && !sent.contains(&var)
             };
             let is_once = member.pass == Pass::Forward
+                && !is_repeated
                 && op.all_inputs().all(is_fixed)
                 && (member.place == Place::All
                     || is_plain
@@ -365,11 +389,17 @@ impl Unroller<'_, '_> {
             let is_dense = gradient.is_shared() || !is_sparse;
             let kind = if is_dense { VarKind::Dense } else { VarKind::SparseRows };
             let (dtype, shape) = (old.dtype, old.shape);
-            let name = format!("{}@GRAD@MERGED", self.main.var_name(gradient.param));
-            let var = Var { kind, ..Var::new(name, dtype, shape) };
-            let var = self.main.add_var(Program::ROOT, var)?;
             let is_direct =
                 is_dense != is_sparse && !read.contains(&part) && (is_dense || micros == 1);
+            if is_direct && is_dense && !gradient.is_shared() && self.options.keeps_pieces {
+                let pieces = (0..micros).map(|micro| self.copy(part, micro));
+                let pieces = pieces.collect::<Result<Vec<_>>>()?;
+                merged.push(Merged { at, var: pieces[0], pieces });
+                continue;
+            }
+            let name = merged_name(self.main, gradient.param);
+            let var = Var { kind, ..Var::new(name, dtype, shape) };
+            let var = self.main.add_var(Program::ROOT, var)?;
             if is_direct {
                 self.copies[0].insert(part, var);
             } else if is_dense {
@@ -381,7 +411,7 @@ impl Unroller<'_, '_> {
             let rows = (!is_dense && !is_direct).then(Vec::new);
             let it = Accumulated { merged: var, rows, is_first_direct: is_direct };
             self.accumulated.insert(part, it);
-            merged.push(Merged { at, var });
+            merged.push(Merged { at, var, pieces: Vec::new() });
         }
         Ok(merged)
     }
