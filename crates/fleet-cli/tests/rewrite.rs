@@ -52,6 +52,17 @@ fn sharded_programs() {
     }
 }
 
+/// A stage of a pipeline whose state two ranks divide.
+#[test]
+fn programs_of_sharded_stages() {
+    for ranks in ["4", "1024"] {
+        let args = ["rewrite", "net.fleet", "--ranks", ranks, "--rank", "3", "--strategy"];
+        let args = [&args[..], &["sharded-stages.prototxt"]].concat();
+        check(&format!("sharded-stages-{ranks}"), &args);
+        check(&format!("sharded-stages-{ranks}-cost"), &[&args[..], &["--cost"]].concat());
+    }
+}
+
 #[test]
 fn resnet_50_at_1024_ranks() {
     let args = ["rewrite", "model:resnet50", "--ranks", "1024", "--ranks-per-node", "8", "--cost"];

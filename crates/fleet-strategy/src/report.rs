@@ -183,8 +183,13 @@ impl Report<'_> {
     /// values that request the parts, and their positions in files.
     pub fn refuse(&self) -> Result<()> {
         all_in_one(self.problems.clone())?;
-        let refused = self.decisions.iter().filter(|it| it.verdict == Verdict::Refused);
-        let refused: Vec<&Decision> = refused.collect();
+        let mut refused: Vec<&Decision> = Vec::new();
+        for it in self.decisions.iter().filter(|it| it.verdict == Verdict::Refused) {
+            // Several strategies may report the same fault of the degrees.
+            if !refused.iter().any(|one| (&one.field, &one.reason) == (&it.field, &it.reason)) {
+                refused.push(it);
+            }
+        }
         if refused.is_empty() {
             return Ok(());
         }

@@ -100,7 +100,10 @@ fn refusals() {
     check("dgc+lars", "error: dgc conflicts with lars");
     check("dgc+fp16", "error: dgc conflicts with fp16_allreduce");
     check("dgc+gm", "error: dgc conflicts with gradient_merge");
-    check("pipeline+sharding", "error: pipeline: conflicts with sharding");
+    check(
+        "pipeline+sharding",
+        "error: 2 ranks could be stages, or share state: set hybrid_configs",
+    );
     check("pipeline+gm", "error: pipeline: conflicts with gradient_merge");
     let overlap =
         AmpConfig::default().with_custom_white_list(["mul"]).with_custom_black_list(["mul"]);

@@ -132,7 +132,8 @@ fn value(case: &Case) -> Value {
             [".b_0"].into()
         }
         "pipeline_configs.schedule_mode" => "F-then-B".into(),
-        "hybrid_configs.pp_degree" | "pipeline_configs.virtual_stages" => 2.into(),
+        "hybrid_configs.pp_degree" | "sharding_configs.pp_degree" => 2.into(),
+        "pipeline_configs.virtual_stages" => 2.into(),
         "sharding_configs.stage" | "sharding_configs.dp_degree" => 2.into(),
         "sharding_configs.mp_degree" | "hybrid_configs.mp_degree" => 2.into(),
         "tensor_parallel_configs.tensor_parallel_degree" => 2.into(),

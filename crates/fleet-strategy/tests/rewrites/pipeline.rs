@@ -383,7 +383,7 @@ fn batch_norms_and_dropout_compute_the_same_bits() {
 }
 
 /// Like `normed`, for ranks that each run all of it.
-fn unlabelled_norms(net: &Net) -> fleet_ir::VarId {
+pub fn unlabelled_norms(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
     let first = x.fc(8).batch_norm(BatchNorm::new()).relu().dropout(0.3);
@@ -449,21 +449,23 @@ fn stages_of_divided_layers() {
         let strategy = plain(2, "1F1B").with_hybrid_configs(hybrid);
         let count = 2 * (stages * copies) as usize;
         let ranks = train_fed(undropped_gpt, tokens, &clipped, &strategy, count, &[]);
-        let what = format!("{stages} stages, {copies} copies");
-        // Whole parameters; of the others, a rank has a part.
-        let all = &one[0].kept;
-        let mut compared = 0;
-        for own in &ranks {
-            for (name, value) in
-                own.kept.iter().filter(|(name, value)| all[*name].len() == value.len())
-            {
-                let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-6 * (1.0 + a.abs());
-                assert!(value.iter().zip(&all[name]).all(close), "{what}: {name}");
-                compared += 1;
-            }
-        }
-        assert!(compared > 50, "{what}: {compared}");
+        assert_whole_close(&ranks, &one[0], &format!("{stages} stages, {copies} copies"));
     }
+}
+
+/// Compares the variables of which ranks do not have parts.
+pub fn assert_whole_close(ranks: &[Trained], one: &Trained, what: &str) {
+    let all = &one.kept;
+    let mut compared = 0;
+    for own in ranks {
+        for (name, value) in own.kept.iter().filter(|(name, value)| all[*name].len() == value.len())
+        {
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-6 * (1.0 + a.abs());
+            assert!(value.iter().zip(&all[name]).all(close), "{what}: {name}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 50, "{what}: {compared}");
 }
 
 pub fn undropped_gpt(net: &Net) -> fleet_ir::VarId {

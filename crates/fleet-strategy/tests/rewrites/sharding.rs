@@ -9,8 +9,8 @@ use fleet_ir::Program;
 use fleet_nn::optimizer::Rule;
 use fleet_nn::prelude::*;
 use fleet_strategy::{
-    AmpConfig, DistributedStrategy, HybridConfig, LambConfig, LarsConfig, Ranks, ShardingConfig,
-    Spread, local_state,
+    AmpConfig, DistributedStrategy, HybridConfig, LambConfig, LarsConfig, PipelineConfig, Ranks,
+    ShardingConfig, Spread, local_state,
 };
 use fleet_testkit::local;
 use std::collections::{BTreeMap, BTreeSet};
@@ -217,7 +217,7 @@ fn degrees_that_do_not_multiply_are_refused() {
     check(of(3).with_hybrid_dp(true), 4, "do not multiply to the job's 4 ranks");
     check(ShardingConfig::default().with_dp_degree(3), 4, "got dp_degree 3");
     check(ShardingConfig::default().with_mp_degree(3), 4, "4 ranks: got mp_degree 3");
-    check(ShardingConfig::default().with_pp_degree(2), 4, "pp_degree: 2 is not supported");
+    check(ShardingConfig::default().with_pp_degree(3), 4, "4 ranks: got pp_degree 3");
 }
 
 #[test]
@@ -429,7 +429,7 @@ fn optimizer_state_is_known_to_have_an_owner() {
 }
 
 /// Eight layers of 256 KiB.
-fn deep(net: &Net) -> fleet_ir::VarId {
+pub fn deep(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
     let first = x.fc(Fc::new(256).act(Act::Tanh));
@@ -459,6 +459,11 @@ fn memory(optimizer: &OptimizerDesc, strategy: &DistributedStrategy, count: usiz
     ranks.into_iter().map(Result::unwrap).collect()
 }
 
+fn plain_stages(stages: i32, pipeline: PipelineConfig) -> DistributedStrategy {
+    let hybrid = HybridConfig::default().with_pp_degree(stages);
+    DistributedStrategy::new().use_pipeline(pipeline).with_hybrid_configs(hybrid)
+}
+
 /// The memory that `fleet rewrite --cost` prints is that of a rank that trains: the plan of the
 /// rewritten program without ranks is the executor's, and the scope has as many bytes.
 #[test]
@@ -480,10 +485,17 @@ fn memory_is_predicted() {
         DistributedStrategy::new().use_sharding(ShardingConfig::default()),
     ];
     let of_layers = DistributedStrategy::new().with_hybrid_configs(layers);
-    let jobs = strategies.map(|strategy| (deep as Network, strategy));
-    for (network, strategy) in jobs.into_iter().chain([(divided, of_layers)]) {
-        local::run(2, |rank, world| {
-            let (programs, plan) = rewritten(network, &momentum(), &strategy, Ranks::new(rank, 2))?;
+    let jobs = strategies.map(|strategy| (deep as Network, strategy, 2));
+    let pipelines = [1, 2, 3].map(|divided| {
+        let pipeline = PipelineConfig::default().with_accumulate_steps(3);
+        (deep as Network, sharded(plain_stages(2, pipeline), divided), 4)
+    });
+    for (network, strategy, count) in
+        jobs.into_iter().chain([(divided, of_layers, 2)]).chain(pipelines)
+    {
+        local::run(count, |rank, world| {
+            let ranks = Ranks::new(rank, count);
+            let (programs, plan) = rewritten(network, &momentum(), &strategy, ranks)?;
             // Ranks that share layers have the same batch.
             let (x, y) = batch(0, 0, 2)?;
             let feeds = [("x", DType::F32, *x.shape()), ("y", DType::F32, *y.shape())];

@@ -126,7 +126,8 @@ impl Layout {
     }
 
     /// Returns the layouts of `ranks` ranks to compare first, the simplest before others. Pipelines
-    /// have the number of micro-batches that `micros` returns for their stages and copies.
+    /// have the number of micro-batches that `micros` returns for their stages and copies. Ranks of
+    /// equal stages are copies, or all of them divide the optimizer state.
     pub fn list(
         ranks: usize,
         tensor_max: usize,
@@ -150,8 +151,9 @@ impl Layout {
             for stages in divisors(rest).filter(|stages| (2..=STAGES_MAX).contains(stages)) {
                 let copies = rest / stages;
                 let schedule = Schedule::new(micros(stages, copies));
-                let grid = Grid::new([tensor, 1, stages, copies]);
-                layouts.push(Layout { schedule, ..Layout::new(grid) });
+                let shards = if copies > 1 { &[1, copies][..] } else { &[1] };
+                let grids = shards.iter().map(|it| Grid::new([tensor, *it, stages, copies / it]));
+                layouts.extend(grids.map(|grid| Layout { schedule, ..Layout::new(grid) }));
             }
         }
         layouts.sort_by_key(|layout| (layout.stages() * layout.tensor(), layout.shards()));
@@ -236,6 +238,7 @@ mod tests {
             "sharding 4 (stage 3)",
             "dp 2 x mp 2",
             "dp 2 x pp 2, 4 micro-batches 1F1B",
+            "pp 2 x sharding 2 (stage 1), 4 micro-batches 1F1B",
             "sharding 2 (stage 1) x mp 2",
             "sharding 2 (stage 3) x mp 2",
             "pp 4, 4 micro-batches 1F1B",

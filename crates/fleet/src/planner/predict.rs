@@ -3,7 +3,8 @@
 //! The prediction uses the program that the layout's strategy makes for a rank, planned by the
 //! executor as in a run: with its fusions, its memory, and its lanes. The stages of a pipeline are
 //! simulated together. With the other layouts, all ranks do about the same work: one rank is
-//! simulated, and under sharding also the one that owns most.
+//! simulated, and under sharding also the one that owns most. Of sharded stages, the owners of most
+//! count for the memory only.
 
 use super::layout::Layout;
 use super::simulate::{RankTimes, Simulation, TimedRank, TimedStep};
@@ -84,8 +85,15 @@ pub fn predict(
             .into_iter()
             .map(|rank| compile(network, machines, &strategy, rank, batch))
             .collect::<Result<_>>()?;
-        let memory = ranks.iter().map(|it| memory_of(&it.outline.summary)).max();
-        found.memory_bytes = found.memory_bytes.max(memory.unwrap_or(0));
+        let mut need = vec![found.memory_bytes];
+        need.extend(ranks.iter().map(|it| memory_of(&it.outline.summary)));
+        if layout.stages() > 1 {
+            let owners = owners_of_most(&ranks, layout);
+            let compiled = owners.map(|rank| compile(network, machines, &strategy, rank, batch));
+            let owners: Vec<Compiled> = compiled.collect::<Result<_>>()?;
+            need.extend(owners.iter().map(|it| memory_of(&it.outline.summary)));
+        }
+        found.memory_bytes = need.into_iter().max().unwrap_or(0);
         let times = simulation(&ranks, machines)?.run()?;
         let step = step_seconds(&times, machines.speeds.has_spare_cores);
         let busiest = times.iter().max_by(|a, b| a.computes.total_cmp(&b.computes));
@@ -130,6 +138,20 @@ fn simulated_ranks(network: Network<'_>, layout: &Layout) -> Vec<Vec<usize>> {
         }
     }
     groups
+}
+
+/// Returns the ranks that own the most elements of each stage, of which `stages` are the first
+/// owners, where they are others.
+fn owners_of_most(stages: &[Compiled], layout: &Layout) -> impl Iterator<Item = usize> {
+    let grid = layout.grid;
+    let numbered = stages.iter().enumerate();
+    let owners = numbered.map(move |(stage, it)| {
+        (stage, largest_owner(&it.programs.main, grid.degree(Axis::Sharding)))
+    });
+    let others = owners.filter(|(_, owner)| *owner > 0);
+    others.map(move |(stage, owner)| {
+        stage * grid.stride(Axis::Pipeline) + owner * grid.stride(Axis::Sharding)
+    })
 }
 
 /// Returns the shard that owns the most elements.
@@ -315,6 +337,26 @@ mod tests {
         let copies = predicted(&network, Layout::new(Grid::new([1, 1, 1, 4])), 64);
         let shards = predicted(&network, shards, 64);
         assert!(shards.memory_bytes < copies.memory_bytes, "{shards:?} {copies:?}");
+    }
+
+    /// Of sharded stages, the owner of most counts.
+    #[test]
+    fn sharded_stages() {
+        let network = layers(4);
+        let schedule = Schedule::new(4);
+        let need = |degrees: [usize; 4]| {
+            let layout = Layout { schedule, ..Layout::new(Grid::new(degrees)) };
+            let optimizer: OptimizerDesc = Adam::new(0.1).into();
+            let it = Network { programs: &network.0, loss: network.1, optimizer: &optimizer };
+            let base = DistributedStrategy::new();
+            let found = predict(it, &machines(4), &base, &layout, 64).unwrap();
+            assert_eq!(found.samples, 128);
+            found.memory_bytes
+        };
+        let (copies, shards) = (need([1, 1, 2, 2]), need([1, 2, 2, 1]));
+        // Two layers of 257 KiB on a stage: one rank has the state of one, and of a bias.
+        let layer = 2 * 257 * 1024;
+        assert!((shards + layer).abs_diff(copies) < 8 * 1024, "{shards} {copies}");
     }
 
     #[test]
