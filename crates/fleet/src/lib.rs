@@ -194,12 +194,12 @@ pub mod ops {
 /// Messages of a strategy, the file that it was read from, and its effect on a program.
 pub mod strategy {
     pub use fleet_strategy::{
-        AdaptiveLocalSgdConfig, AmpConfig, AsyncConfig, BuildStrategy, CtrAccessorParameter,
+        AdaptiveLocalSgdConfig, AmpConfig, AsyncConfig, Axis, BuildStrategy, CtrAccessorParameter,
         DgcConfig, DistributedStrategy, ExecutionStrategy, FsClientParameter, GradientMergeConfig,
-        HybridConfig, LambConfig, LarsConfig, LocalSgdConfig, LocalVar, Notices, PipelineConfig,
-        RecomputeConfig, ShardingConfig, Spread, StageInfo, StrategyForm, StrategySource,
-        TableAccessorParameter, TableParameter, TensorParallelConfig, TrainerDescConfig, Value,
-        Written, cost, local_state, validate,
+        Grid, HybridConfig, LambConfig, LarsConfig, LocalSgdConfig, LocalVar, Notices,
+        PipelineConfig, RecomputeConfig, ShardingConfig, Spread, StageInfo, StrategyForm,
+        StrategySource, TableAccessorParameter, TableParameter, TensorParallelConfig,
+        TrainerDescConfig, Value, Written, cost, local_state, validate,
     };
 }
 

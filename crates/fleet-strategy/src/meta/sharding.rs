@@ -5,7 +5,12 @@
 //! Rings: 1 connects a group, 2 the ranks that own the same parameters in all groups, and 3 all
 //! ranks, if there are several groups.
 //!
-//! * backward: the gradient of the loss is scaled by 1/N, as in data parallelism.
+//! In a pipeline, the ranks of equal stages form a group, which divides the state of its stage. A
+//! parameter of several stages has an owner in each of them. Ring 3 connects the groups of all
+//! stages of a copy of the model, which together own all parameters.
+//!
+//! * backward: the gradient of the loss is scaled by 1/N, as in data parallelism. In a pipeline,
+//!   from stage 2, owners merge the gradients of micro-batches (`sharding/pieces.rs`).
 //! * communicate: gradients are summed at the owners of their parameters. A bucket has gradients of
 //!   one owner. With several groups, owners then sum over the groups. Sparse rows are gathered.
 //! * unscale, update: an owner unscales, clips and updates its own parameters only, so only it has
@@ -208,7 +213,10 @@ impl Strategy for Sharding {
             let ops = sum_copies(job, &shards, &vars)?;
             placed.push((vars, ops));
         }
-        job.notes.push(format!("sharding: gradients are summed at their owners in {calls} calls"));
+        if calls > 0 || merged.is_empty() {
+            let note = format!("sharding: gradients are summed at their owners in {calls} calls");
+            job.notes.push(note);
+        }
         job.place(placed)?;
         keep_own(job, &shards);
         let (ring, nranks) = shards.owners;

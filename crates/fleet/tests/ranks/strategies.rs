@@ -7,7 +7,7 @@ use fleet::strategy::{
 };
 
 /// Names of the strategies.
-pub const NAMES: [&str; 19] = [
+pub const NAMES: [&str; 21] = [
     "plain",
     "amp",
     "recompute",
@@ -27,6 +27,8 @@ pub const NAMES: [&str; 19] = [
     "pipeline",
     "pipelines",
     "virtual_stages",
+    "sharded_stages",
+    "sharded_parameters_of_stages",
 ];
 
 pub fn strategy(name: &str, ranks: usize) -> (DistributedStrategy, OptimizerDesc) {
@@ -87,6 +89,17 @@ pub fn strategy(name: &str, ranks: usize) -> (DistributedStrategy, OptimizerDesc
         "virtual_stages" => {
             let micro = PipelineConfig::default().with_accumulate_steps(2).with_virtual_stages(2);
             plain.use_pipeline(micro).with_hybrid_configs(two_stages)
+        }
+        "sharded_stages" => {
+            let micro = PipelineConfig::default().with_accumulate_steps(2);
+            let sharding = ShardingConfig::default().with_stage(2);
+            plain.use_pipeline(micro).use_sharding(sharding).with_hybrid_configs(two_stages)
+        }
+        "sharded_parameters_of_stages" => {
+            let micro = PipelineConfig::default().with_accumulate_steps(2);
+            let sharding = ShardingConfig::default().with_segment_broadcast_MB(1e-3);
+            let strategy = plain.use_pipeline(micro).use_sharding(sharding).use_amp(amp);
+            return (strategy.with_hybrid_configs(two_stages), Adam::new(0.01).into());
         }
         other => panic!("no strategy {other}"),
     };
