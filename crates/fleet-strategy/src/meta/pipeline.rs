@@ -42,7 +42,6 @@ use shared::Gradient;
 use sizes::Sizes;
 use stages::Place;
 use std::collections::{BTreeSet, HashMap, HashSet};
-pub(super) use unroll::merged_name;
 use unroll::{Options, Stage, Unrolled};
 
 pub struct PipelineParallel;

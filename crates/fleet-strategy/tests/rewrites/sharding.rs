@@ -429,7 +429,7 @@ fn optimizer_state_is_known_to_have_an_owner() {
 }
 
 /// Eight layers of 256 KiB.
-pub fn deep(net: &Net) -> fleet_ir::VarId {
+fn deep(net: &Net) -> fleet_ir::VarId {
     let x = net.data("x", [-1, 6], DType::F32);
     let y = net.data("y", [-1, 1], DType::F32);
     let first = x.fc(Fc::new(256).act(Act::Tanh));

@@ -297,11 +297,6 @@ pub fn unroll(
     Ok(Unrolled { ops: unroller.ops, merged, copies: unroller.copies })
 }
 
-/// Returns the documented name of the merged gradient of a parameter.
-pub fn merged_name(main: &Program, param: VarId) -> String {
-    format!("{}@GRAD@MERGED", main.var_name(param))
-}
-
 /// How the contribution of a micro-batch to a gradient is added.
 struct Accumulated {
     merged: VarId,
@@ -397,7 +392,7 @@ impl Unroller<'_, '_> {
                 merged.push(Merged { at, var: pieces[0], pieces });
                 continue;
             }
-            let name = merged_name(self.main, gradient.param);
+            let name = format!("{}@GRAD@MERGED", self.main.var_name(gradient.param));
             let var = Var { kind, ..Var::new(name, dtype, shape) };
             let var = self.main.add_var(Program::ROOT, var)?;
             if is_direct {
