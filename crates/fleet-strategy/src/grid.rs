@@ -25,7 +25,8 @@ impl Axis {
     }
 }
 
-/// The number of ranks along each axis; one rank by default. Ranks are numbered along the innermost axis first.
+/// The number of ranks along each axis; one rank by default. Ranks are numbered along the innermost
+/// axis first.
 ///
 /// ```
 /// use fleet_strategy::{Axis, Grid};

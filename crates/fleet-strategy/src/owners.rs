@@ -3,7 +3,7 @@
 use crate::effective::Effective;
 use crate::grid::{Axis, Grid};
 use fleet_ir::{OpId, OpRole, VarId};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 /// Divides parameters among `shards` owners: returns the owner of each, for their numbers of
 /// elements in the order of definition.
@@ -48,10 +48,6 @@ pub struct Shards {
     pub rank: usize,
     /// Gradient merge at the owners, if there is any.
     pub merge: Option<Merge>,
-    /// Whether owners merge the gradients of a pipeline's micro-batches.
-    pub sums_pieces: bool,
-    /// These merged gradients, of parameters of this rank: sums over the group already.
-    pub merged: HashSet<VarId>,
     /// The trained parameters in the order of definition.
     pub params: Vec<VarId>,
     pub owner: HashMap<VarId, usize>,

@@ -14,15 +14,7 @@ pub struct Pipeline {
     pub pairs: Vec<Pair>,
     /// State that the program used before it was cut.
     pub state: Vec<VarId>,
-    /// Gradients of micro-batches that their owners merge, under sharding.
-    pub pieces: Vec<Pieces>,
     pub info: StageInfo,
-}
-
-/// The gradients of a parameter, by micro-batch. The first one is among the gradients of the job.
-pub struct Pieces {
-    pub param: VarId,
-    pub pieces: Vec<VarId>,
 }
 
 /// The stage of a rank.

@@ -240,7 +240,12 @@ impl Connection {
 
     /// Returns the group of a ring. It is opened once and shared by sessions.
     fn group(&self, ring: &RingSpec, members: &[usize]) -> Result<Group> {
-        let name = format!("ring {} ({})", ring.id, ring.label);
+        // Sessions may place the ranks of such a ring at other distances.
+        let apart = match ring.stride {
+            0 | 1 => String::new(),
+            distance => format!(", {distance} ranks apart"),
+        };
+        let name = format!("ring {} ({}{apart})", ring.id, ring.label);
         let mut opened = lock(&self.opened);
         if let Some(group) = opened.get(&name) {
             return Ok(group.clone());

@@ -14,8 +14,7 @@
 //!   Parameters of several stages are in `pipeline/shared.rs`. The user's names stand for the
 //!   results of the whole batch (`pipeline/outputs.rs`).
 //! * Later phases see the merged gradients of this stage's parameters. The global norm and the
-//!   check for finite gradients include those of all stages. From stage 2 of sharding, gradients of
-//!   micro-batches are not merged here: owners merge their sums (`sharding.rs`).
+//!   check for finite gradients include those of all stages.
 //! * finish: state of other stages leaves both programs.
 
 mod flow;
@@ -31,7 +30,7 @@ use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId, WithServers, 
 use crate::effective::Effective;
 use crate::grid::{Axis, Grid};
 use crate::job::Job;
-use crate::pipeline::{Pieces, Pipeline, Size, StageInfo};
+use crate::pipeline::{Pipeline, Size, StageInfo};
 use fleet_base::{Error, Result};
 use fleet_config::Problem;
 use fleet_ir::{Program, VarId};
@@ -144,8 +143,8 @@ impl Strategy for PipelineParallel {
             virtual_stages: layout.size.virtual_stages(),
             elsewhere: HashMap::new(),
         };
-        let (shared, pairs, state, pieces) = Default::default();
-        job.pipeline = Some(Pipeline { layout, ring, shared, pairs, state, pieces, info });
+        let (shared, pairs, state) = Default::default();
+        job.pipeline = Some(Pipeline { layout, ring, shared, pairs, state, info });
         Ok(())
     }
 
@@ -257,11 +256,7 @@ fn cut(job: &mut Job<'_>, pipeline: &mut Pipeline) -> Result<()> {
         None => Ok(Vec::new()),
     };
     job.programs.test = Some(test_program(&job.programs.main, &stage, registry, share)?);
-    let options = Options {
-        schedule: schedule(job.strategy),
-        repeats_casts: divides_params(job),
-        keeps_pieces: job.shards.as_ref().is_some_and(|shards| shards.sums_pieces),
-    };
+    let options = Options { schedule: schedule(job.strategy), repeats_casts: divides_params(job) };
     let main = &mut job.programs.main;
     let unrolled = unroll::unroll(&stage, main, registry, options, &gradients)?;
     let mut ops = unrolled.ops.clone();
@@ -334,32 +329,27 @@ fn join_rings(job: &mut Job<'_>, pipeline: &mut Pipeline, stage: &Stage<'_>, all
 /// Makes the merged gradients the gradients of the job, with those of shared parameters added up.
 fn merge(
     job: &mut Job<'_>,
-    pipeline: &mut Pipeline,
+    pipeline: &Pipeline,
     gradients: &[Gradient],
     unrolled: &Unrolled,
     ops: &mut Vec<fleet_ir::OpId>,
 ) -> Result<()> {
     let number = pipeline.info.number;
-    let (mut own, mut pieced) = (Vec::new(), Vec::new());
+    let mut own = Vec::new();
     for (at, gradient) in gradients.iter().enumerate() {
         if !gradient.holders.contains(&number) {
             continue;
         }
-        let found = unrolled.merged.iter().find(|it| it.at == at);
-        let merged = found.map(|it| it.var);
+        let merged = unrolled.merged.iter().find(|it| it.at == at).map(|it| it.var);
         if gradient.is_shared() {
             let (new, total) = shared::exchange(job, gradient, &pipeline.pairs, number, merged)?;
             ops.extend(new);
             own.push((gradient.param, total));
-        } else if let Some(found) = found {
-            own.push((gradient.param, found.var));
-            if !found.pieces.is_empty() {
-                pieced.push(Pieces { param: gradient.param, pieces: found.pieces.clone() });
-            }
+        } else if let Some(merged) = merged {
+            own.push((gradient.param, merged));
         }
     }
     job.grads = own;
-    pipeline.pieces = pieced;
     Ok(())
 }
 

@@ -7,10 +7,10 @@
 //!
 //! In a pipeline, the ranks of equal stages form a group, which divides the state of its stage. A
 //! parameter of several stages has an owner in each of them. Ring 3 connects the groups of all
-//! stages of a copy of the model, which together own all parameters.
+//! stages of a copy of the model, which together own all parameters. With any stage of sharding, a
+//! rank merges the gradients of its micro-batches, and owners sum the merged ones.
 //!
-//! * backward: the gradient of the loss is scaled by 1/N, as in data parallelism. In a pipeline,
-//!   from stage 2, owners merge the gradients of micro-batches (`sharding/pieces.rs`).
+//! * backward: the gradient of the loss is scaled by 1/N, as in data parallelism.
 //! * communicate: gradients are summed at the owners of their parameters. A bucket has gradients of
 //!   one owner. With several groups, owners then sum over the groups. Sparse rows are gathered.
 //! * unscale, update: an owner unscales, clips and updates its own parameters only, so only it has
@@ -41,8 +41,6 @@ use fleet_nn::optimizer::{ParamGrad, SharedUpdate};
 use fleet_ops::comm::{broadcast, reduce};
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
-
-mod pieces;
 
 pub struct Sharding;
 
@@ -154,8 +152,7 @@ impl Strategy for Sharding {
         }
         job.use_world_rings(world.iter().map(|(ring, _)| *ring).collect());
         let merge = Merge::of(job.strategy);
-        let sums_pieces = sums_pieces(job);
-        let (params, owner, names, segments, merged) = Default::default();
+        let (params, owner, names, segments) = Default::default();
         job.shards = Some(Shards {
             ring: SHARDS_RING,
             copies,
@@ -164,8 +161,6 @@ impl Strategy for Sharding {
             grid,
             rank: grid.place(Axis::Sharding, rank),
             merge,
-            sums_pieces,
-            merged,
             params,
             owner,
             names,
@@ -176,17 +171,16 @@ impl Strategy for Sharding {
     }
 
     fn backward(&self, job: &mut Job<'_>) -> Result<()> {
-        let mut shards = divide(job)?;
-        if job.pipeline.is_some() {
-            shards.merged = pieces::merge_at_owners(job, &shards)?;
-            job.shards = Some(shards);
-            return Ok(());
-        }
-        if shards.divides_params {
-            segments::repeat_casts(job, &shards.params)?;
+        let shards = divide(job)?;
+        // A pipeline does both before it repeats the passes.
+        if job.pipeline.is_none() {
+            if shards.divides_params {
+                segments::repeat_casts(job, &shards.params)?;
+            }
+            scale_loss_gradient(job)?;
         }
         job.shards = Some(shards);
-        scale_loss_gradient(job)
+        Ok(())
     }
 
     fn communicate(&self, job: &mut Job<'_>) -> Result<()> {
@@ -198,9 +192,7 @@ impl Strategy for Sharding {
         let mut placed = Vec::new();
         gather_rows(job, &shards.world, &mut placed)?;
         let dense = job.grads.iter().copied().filter(|(_, grad)| !job.is_sparse(*grad));
-        let (merged, dense): (Vec<ParamGrad>, Vec<ParamGrad>) =
-            dense.partition(|(_, grad)| shards.merged.contains(grad));
-        let buckets = buckets_by_owner(job, &shards, &dense);
+        let buckets = buckets_by_owner(job, &shards, &dense.collect::<Vec<_>>());
         let calls = buckets.len();
         for (owner, vars) in buckets {
             let mut ops = reduce(job, &shards, owner, &vars)?;
@@ -209,14 +201,7 @@ impl Strategy for Sharding {
             }
             placed.push((vars, ops));
         }
-        for (_, vars) in buckets_by_owner(job, &shards, &merged) {
-            let ops = sum_copies(job, &shards, &vars)?;
-            placed.push((vars, ops));
-        }
-        if calls > 0 || merged.is_empty() {
-            let note = format!("sharding: gradients are summed at their owners in {calls} calls");
-            job.notes.push(note);
-        }
+        job.notes.push(format!("sharding: gradients are summed at their owners in {calls} calls"));
         job.place(placed)?;
         keep_own(job, &shards);
         let (ring, nranks) = shards.owners;
@@ -317,14 +302,6 @@ fn check_segments(strategy: &Effective<'_>, problems: &mut Vec<Problem>) {
 const SHARDS_RING: i64 = 1;
 const COPIES_RING: i64 = 2;
 const WORLD_RING: i64 = 3;
-
-/// Returns whether owners merge the gradients of micro-batches. Those that are sent in half
-/// precision are merged first.
-fn sums_pieces(job: &Job<'_>) -> bool {
-    let micros = job.pipeline.as_ref().map_or(1, |pipeline| pipeline.info.micro_batches);
-    let divides = job.strategy.sharding_configs().stage != Some(1);
-    divides && micros > 1 && !job.strategy.fp16_allreduce()
-}
 
 /// Gives all ranks of several rings that together connect all groups the parameters of the first.
 fn broadcast_over(job: &mut Job<'_>, params: &[VarId], rings: &[(i64, usize)]) -> Result<()> {

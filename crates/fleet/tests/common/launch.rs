@@ -98,9 +98,9 @@ pub fn stderr_of(output: &Output) -> String {
 
 /// Asserts that every rank succeeded.
 pub fn assert_success(outputs: &[Output]) {
-    for output in outputs {
-        assert!(output.status.success(), "{}", stderr_of(output));
-    }
+    let failed = outputs.iter().filter(|output| !output.status.success());
+    let failed: Vec<String> = failed.map(stderr_of).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 #[cfg(unix)]

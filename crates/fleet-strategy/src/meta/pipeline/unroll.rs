@@ -234,8 +234,6 @@ pub struct Merged {
     /// Position among the gradients.
     pub at: usize,
     pub var: VarId,
-    /// The gradients of micro-batches, if they are not merged here. The first one is `var`.
-    pub pieces: Vec<VarId>,
 }
 
 /// How a stage is unrolled.
@@ -244,9 +242,6 @@ pub struct Options {
     pub schedule: Schedule,
     /// Whether casts of parameters run for each micro-batch, so that no step keeps their results.
     pub repeats_casts: bool,
-    /// Whether the gradients of micro-batches are left as they are, where that is possible: dense
-    /// ones of parameters of this stage alone, which no op reads.
-    pub keeps_pieces: bool,
 }
 
 /// The unrolled program of a stage.
@@ -384,17 +379,11 @@ impl Unroller<'_, '_> {
             let is_dense = gradient.is_shared() || !is_sparse;
             let kind = if is_dense { VarKind::Dense } else { VarKind::SparseRows };
             let (dtype, shape) = (old.dtype, old.shape);
-            let is_direct =
-                is_dense != is_sparse && !read.contains(&part) && (is_dense || micros == 1);
-            if is_direct && is_dense && !gradient.is_shared() && self.options.keeps_pieces {
-                let pieces = (0..micros).map(|micro| self.copy(part, micro));
-                let pieces = pieces.collect::<Result<Vec<_>>>()?;
-                merged.push(Merged { at, var: pieces[0], pieces });
-                continue;
-            }
             let name = format!("{}@GRAD@MERGED", self.main.var_name(gradient.param));
             let var = Var { kind, ..Var::new(name, dtype, shape) };
             let var = self.main.add_var(Program::ROOT, var)?;
+            let is_direct =
+                is_dense != is_sparse && !read.contains(&part) && (is_dense || micros == 1);
             if is_direct {
                 self.copies[0].insert(part, var);
             } else if is_dense {
@@ -406,7 +395,7 @@ impl Unroller<'_, '_> {
             let rows = (!is_dense && !is_direct).then(Vec::new);
             let it = Accumulated { merged: var, rows, is_first_direct: is_direct };
             self.accumulated.insert(part, it);
-            merged.push(Merged { at, var, pieces: Vec::new() });
+            merged.push(Merged { at, var });
         }
         Ok(merged)
     }
