@@ -68,6 +68,10 @@ impl Cells {
             (ColumnKind::Category, Values::Ids(ids)) if !self.missing.is_mark(text) => {
                 ids.push(self.word(index, text)?);
             }
+            (ColumnKind::Row { rows }, Values::Ids(ids)) if !self.missing.is_mark(text) => {
+                let row = whole_integer(text).ok_or_else(|| wrong_row(column, *rows))?;
+                ids.push(self.row(index, *rows, row)?);
+            }
             (ColumnKind::Time, Values::Ids(ids)) if !self.missing.is_mark(text) => {
                 ids.push(seconds(text).ok_or_else(|| wrong_time(column))?);
             }
@@ -107,6 +111,13 @@ impl Cells {
                     _ => floats.push(float),
                 }
             }
+            (ColumnKind::Row { rows }, Values::Ids(ids)) => match value {
+                _ if value.is_nan() || self.missing.is_number_mark(value.as_f32()) => {}
+                _ => {
+                    let row = value.whole().ok_or_else(|| wrong_row(column, *rows))?;
+                    ids.push(self.row(index, *rows, row)?);
+                }
+            },
             (ColumnKind::Time, Values::Ids(ids)) => match value {
                 _ if value.is_nan() || self.missing.is_number_mark(value.as_f32()) => {}
                 Scalar::Int(seconds) => ids.push(seconds),
@@ -170,6 +181,17 @@ impl Cells {
         }
     }
 
+    /// Returns the id of a row. Fails if there are not so many.
+    fn row(&self, index: usize, rows: u64, row: i64) -> Result<i64> {
+        if !u64::try_from(row).is_ok_and(|row| row < rows) {
+            return Err(wrong_row(&self.columns[index], rows).got(row));
+        }
+        if let Some(observer) = &self.observer {
+            observer.observe(index, row as u64 + 1, row.to_string().as_bytes());
+        }
+        Ok(row + 1)
+    }
+
     /// Returns the hash of a word. Fails unless it is UTF-8.
     fn word(&self, index: usize, text: &[u8]) -> Result<i64> {
         if !text.is_ascii() && std::str::from_utf8(text).is_err() {
@@ -195,6 +217,20 @@ impl Scalar {
             Scalar::Int(value) => value as f32,
             Scalar::Float(value) => value as f32,
             Scalar::Float32(value) => value,
+        }
+    }
+
+    /// Returns the value if it is a whole number.
+    fn whole(self) -> Option<i64> {
+        let of_float = |value: f64| {
+            let is_whole = value.fract() == 0.0 && value.abs() < WHOLE_MAX;
+            is_whole.then_some(value as i64)
+        };
+        match self {
+            Scalar::Bool(_) => None,
+            Scalar::Int(value) => Some(value),
+            Scalar::Float(value) => of_float(value),
+            Scalar::Float32(value) => of_float(f64::from(value)),
         }
     }
 
@@ -268,7 +304,7 @@ fn seconds(text: &[u8]) -> Option<i64> {
 }
 
 fn whole_seconds(seconds: f64) -> Option<i64> {
-    (seconds.abs() < SECONDS_MAX).then_some(seconds.floor() as i64)
+    (seconds.abs() < WHOLE_MAX).then_some(seconds.floor() as i64)
 }
 
 #[cold]
@@ -292,6 +328,13 @@ pub(super) fn wrong_number(column: &ColumnSpec) -> Error {
 }
 
 #[cold]
+fn wrong_row(column: &ColumnSpec, rows: u64) -> Error {
+    let last = rows.saturating_sub(1);
+    Error::invalid(format!("column '{}' is not the number of a row", column.name))
+        .expected(format!("an integer from 0 to {last}"))
+}
+
+#[cold]
 pub(super) fn wrong_time(column: &ColumnSpec) -> Error {
     Error::invalid(format!("column '{}' is not a time", column.name))
         .expected("seconds since 1970, or a date or time like 2024-03-01T12:30:05")
@@ -301,5 +344,5 @@ pub(super) fn wrong_time(column: &ColumnSpec) -> Error {
 const TEXT_BYTES_MAX: usize = 32;
 /// Names that an error lists.
 const NAMES_SHOWN: usize = 20;
-/// Floats of more seconds have no exact integer.
-const SECONDS_MAX: f64 = (1u64 << 53) as f64;
+/// Larger floats have no exact integer.
+const WHOLE_MAX: f64 = (1u64 << 53) as f64;

@@ -157,6 +157,16 @@ impl CsvLines {
                 floats.push(if missing { f32::NAN } else { value });
                 Some(end + 1)
             }
+            (ColumnKind::Row { rows }, Values::Ids(ids)) if self.cells.observer.is_none() => {
+                let (value, end) = integer(text, at).filter(|(_, end)| ends(*end))?;
+                let is_row = u64::try_from(value).is_ok_and(|row| row < *rows);
+                if !is_row || self.cells.missing.is_mark(&text[at..end]) {
+                    return None;
+                }
+                ids.push(value + 1);
+                column.end_row();
+                Some(end + 1)
+            }
             (ColumnKind::Time, Values::Ids(ids)) => {
                 let (value, end) = integer(text, at).filter(|(_, end)| ends(*end))?;
                 if self.cells.missing.is_mark(&text[at..end]) {

@@ -45,6 +45,12 @@ pub enum ColumnKind {
     /// A word: its [`category_hash`] as a ragged id; no id if it is missing. The word of an integer
     /// are its decimal digits.
     Category,
+    /// An integer from 0 to below a limit, such as the row of a table: increased by 1, as a ragged
+    /// id; no id if it is missing. Like hashes, these ids are never 0.
+    Row {
+        /// The limit.
+        rows: u64,
+    },
     /// Any number of words, such as a list or a sequence: the ids of their hashes, in order. Text
     /// is split at the separator; without one it is a single word.
     Categories {
@@ -89,6 +95,11 @@ impl ColumnSpec {
         ColumnSpec::new(name, ColumnKind::Category)
     }
 
+    /// Returns a column of integers from 0 to below `rows`.
+    pub fn row(name: impl Into<String>, rows: u64) -> ColumnSpec {
+        ColumnSpec::new(name, ColumnKind::Row { rows })
+    }
+
     /// Returns a column of lists of words, with a separator for texts; an empty one is none.
     pub fn categories(name: impl Into<String>, separator: impl Into<String>) -> ColumnSpec {
         ColumnSpec::new(name, ColumnKind::Categories { separator: given(separator.into()) })
@@ -116,9 +127,10 @@ impl ColumnSpec {
         match self.kind {
             ColumnKind::Number => Slot::dense_floats(&self.name, [1]),
             ColumnKind::Numbers { .. } => Slot::ragged_floats(&self.name),
-            ColumnKind::Category | ColumnKind::Categories { .. } | ColumnKind::Time => {
-                Slot::ragged_ids(&self.name)
-            }
+            ColumnKind::Category
+            | ColumnKind::Row { .. }
+            | ColumnKind::Categories { .. }
+            | ColumnKind::Time => Slot::ragged_ids(&self.name),
         }
     }
 }

@@ -530,3 +530,35 @@ fn multi_slot_lines_give_columns() {
         assert!(error.contains(words) && error.contains("/f:1:"), "{text}: {error}");
     }
 }
+
+/// Numbers of rows are ids without hashes, the same in every format, and checked against the limit.
+#[test]
+fn rows_are_integers_below_a_limit() {
+    let columns = [ColumnSpec::row("a", 1000), ColumnSpec::row("b", 3)];
+    let csv = read(&columns, b"a,b\n0,2\n\"999\",?\n 12 ,\n").unwrap();
+    let expected: [(&[i64], &[i64]); 3] = [(&[1], &[3]), (&[1000], &[]), (&[13], &[])];
+    for (row, (a, b)) in expected.into_iter().enumerate() {
+        assert_eq!((ids(&csv, 0, row), ids(&csv, 1, row)), (a, b), "row {row}");
+    }
+    let lines = b"{\"a\": 0, \"b\": 2.0}\n{\"a\": \"999\"}\n{\"a\": 12, \"b\": null}\n";
+    let json = read_as(DataFormat::JsonLines, &columns, lines).unwrap();
+    assert_eq!(json, csv);
+    let what = "invalid: column 'b' is not the number of a row: expected an integer from 0 to 2";
+    for (text, rest) in [
+        ("a,b\n1,1\n1,3\n", ", got 3 AT f:3:3, at '3'"),
+        ("a,b\n1,-1\n", ", got -1 AT f:2:3, at '-1'"),
+        ("a,b\n1,x\n", " AT f:2:3, at 'x'"),
+        ("a,b\n1,1.5\n", " AT f:2:3, at '1.5'"),
+        ("a,b\n1,18446744073709551615\n", ", got -1 AT f:2:3, at '18446744073709551615'"),
+    ] {
+        let got = message(&columns, text.as_bytes());
+        assert!(got.ends_with(rest) && got.contains(&what[9..]), "{text:?}: {got}");
+    }
+    // Texts are the decimal digits.
+    let texts = Arc::new(TextDictionary::new(2, 1 << 20));
+    let files = Files::new();
+    let format = ColumnFiles::new(DataFormat::csv(), columns).unwrap();
+    let format = format.observe_texts(texts.clone());
+    let (block, _) = load(&format, &files.write("f", b"a,b\n17,1\n")).unwrap();
+    assert_eq!(texts.text(0, ids(&block, 0, 0)[0] as u64).as_deref(), Some("17"));
+}
