@@ -5,6 +5,7 @@ use crate::file::{Text, View, placed_texts, read_text};
 use crate::job::{
     ColumnKind, ColumnPart, Embed, Job, ModelKind, Role, Side, Split, TaskKind, bytes_of,
 };
+use crate::made;
 use crate::origin::{LOCAL_HELP, fault_of_object, is_object};
 use fleet_base::text;
 use fleet_config::{Place, Problem};
@@ -141,7 +142,7 @@ impl<'t> Rules<'t> {
             ModelKind::Mf => ids,
             _ => false,
         };
-        let rules: [(&[&str], bool, &str); 9] = [
+        let rules: [(&[&str], bool, &str); 10] = [
             (&["transform", "embed"], is(ColumnKind::Number), "features of kind number"),
             (&["bins"], matches!(embed, Embed::Piecewise(_)), "embed = \"piecewise\""),
             (
@@ -155,6 +156,7 @@ impl<'t> Rules<'t> {
                 ids && column.history_of.is_none(),
                 "features of kind category or categories that are no history",
             ),
+            (&["rows"], is(ColumnKind::Category), "features of kind category"),
             (&["at_most", "pooling"], is(ColumnKind::Categories), "features of kind categories"),
             (&["separator"], column.kind == ColumnKind::Categories, "kind = \"categories\""),
             (&["side"], has_side, "categories of the model mf, and features of two_tower"),
@@ -180,17 +182,26 @@ impl<'t> Rules<'t> {
         let Some(name) = &column.history_of else { return };
         let (path, place) = (format!("{path}.history_of"), view.place("history_of"));
         self.known_column(&path, name, place, &[ColumnKind::Category]);
-        if self.job.column(name).is_some_and(|other| other.role != Role::Feature) {
+        let Some(other) = self.job.column(name) else { return };
+        if other.role != Role::Feature {
             let message = format!("column '{name}' is not a feature");
             self.add(Problem::error(path, message), place);
+        } else if other.category.rows.is_some() {
+            let message = format!("column '{name}' has rows, so its values are not words");
+            let problem = Problem::error(path, message);
+            self.add(problem.help("give it a vocabulary or buckets instead of rows"), place);
         }
     }
 
     fn either_vocabulary_or_buckets(&mut self, path: &str, view: View<'_>) {
-        if view.node("vocabulary").is_some() && view.node("buckets").is_some() {
-            let problem = Problem::error(format!("{path}.buckets"), "conflicts with vocabulary")
-                .help("hash values into buckets, or look them up in a vocabulary");
-            self.add(problem, view.place("buckets"));
+        let help =
+            "hash values into buckets, look them up in a vocabulary, or take integers as rows";
+        let ways = ["vocabulary", "buckets", "rows"];
+        let mut given = ways.into_iter().filter(|way| view.node(way).is_some());
+        if let (Some(first), Some(second)) = (given.next(), given.next()) {
+            let message = format!("conflicts with {first}");
+            let problem = Problem::error(format!("{path}.{second}"), message);
+            self.add(problem.help(help), view.place(second));
         }
     }
 
@@ -561,14 +572,23 @@ impl<'t> Rules<'t> {
             ("data.validation.files", data.table("validation").node("files")),
             ("data.test.files", data.table("test").node("files")),
         ];
-        for (path, node) in lists {
-            for (place, name) in node.map(placed_texts).unwrap_or_default() {
-                if let Some((message, help)) = fault_of_object(name) {
-                    let message = format!("{message}, got '{name}'");
-                    self.add(Problem::error(path, message).help(help), Some(place));
-                }
+        let names: Vec<(&str, Place, &str)> = lists
+            .into_iter()
+            .flat_map(|(path, node)| {
+                node.map(placed_texts)
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(move |(place, name)| (path, place, name))
+            })
+            .collect();
+        for (path, place, name) in &names {
+            let fault = fault_of_object(name)
+                .map(|(message, help)| (format!("{message}, got '{name}'"), help));
+            if let Some((message, help)) = fault.or_else(|| made::fault_of(name)) {
+                self.add(Problem::error(*path, message).help(help), Some(*place));
             }
         }
+        self.made_names(&names);
         let local = [
             ("data.bad_rows.keep", data.table("bad_rows"), "keep"),
             ("train.warm_start", self.root.table("train"), "warm_start"),
@@ -579,6 +599,36 @@ impl<'t> Rules<'t> {
             if let Some(name) = view.text(field).filter(|name| is_object(name)) {
                 let message = format!("cannot be in an object store, got '{name}'");
                 self.add(Problem::error(path, message).help(LOCAL_HELP), view.place(field));
+            }
+        }
+    }
+
+    /// Generated rows are not mixed with files, and each is of one part only.
+    fn made_names(&mut self, names: &[(&str, Place, &str)]) {
+        let is_made = |(.., name): &&(&str, Place, &str)| made::is_made(name);
+        let Some((_, _, first)) = names.iter().find(is_made) else { return };
+        for (path, place, name) in names.iter().filter(|name| !is_made(name)) {
+            let message = format!("'{name}' is a file, and '{first}' generated rows");
+            let problem = Problem::error(*path, message);
+            self.add(problem.help("take the same kind of rows for all parts"), Some(*place));
+        }
+        for (at, (path, place, name)) in names.iter().enumerate() {
+            let Ok(rows) = made::range_of(name) else { continue };
+            let has_some = |(.., other): &&(&str, Place, &str)| {
+                made::range_of(other).is_ok_and(|it| it.start < rows.end && rows.start < it.end)
+            };
+            if let Some((_, _, other)) = names[..at].iter().find(has_some) {
+                let message = format!("'{name}' has rows of '{other}'");
+                let problem = Problem::error(*path, message);
+                self.add(problem.help("name other rows, such as later ones"), Some(*place));
+            }
+        }
+        let data = self.root.table("data");
+        for field in ["format", "separator", "missing", "bad_rows"] {
+            if data.node(field).is_some() {
+                let path = format!("data.{field}");
+                let problem = Problem::error(path, "has no effect on generated rows");
+                self.add(problem.help("remove the field"), data.place(field));
             }
         }
     }
@@ -706,12 +756,17 @@ impl<'t> Rules<'t> {
             let problem = problem.help("use another model, such as dcn_v2");
             self.add(problem, self.root.table("task").place("kind"));
         }
-        let hash_buckets = job.id_of(Side::Item).filter(|item| item.category.buckets.is_some());
-        if let Some(item) = hash_buckets.filter(|_| job.task == TaskKind::Retrieval) {
-            let path = format!("columns.{}.buckets", item.name);
-            let problem = Problem::error(path, "a retrieval needs a vocabulary of its items")
-                .help("remove buckets; vocabulary = { min_count = 2 } keeps it small");
-            self.add(problem, self.column_view(&item.name).place("buckets"));
+        let item = job.id_of(Side::Item).filter(|_| job.task == TaskKind::Retrieval);
+        for field in ["buckets", "rows"] {
+            let Some(item) = item else { break };
+            let view = self.column_view(&item.name);
+            if view.node(field).is_none() {
+                continue;
+            }
+            let path = format!("columns.{}.{field}", item.name);
+            let problem = Problem::error(path, "a retrieval needs a vocabulary of its items");
+            let help = format!("remove {field}; vocabulary = {{ min_count = 2 }} keeps it small");
+            self.add(problem.help(help), view.place(field));
         }
         if !job.model.hidden.is_empty() {
             return;

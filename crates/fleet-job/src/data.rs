@@ -2,11 +2,13 @@
 
 use crate::features::{
     Applied, BadLabel, BadRow, Features, Finding, Fit, INPUT_ITEM, SLOT_USER, Scratch, first_id,
+    is_fixed,
 };
-use crate::job::{Job, Split, TaskKind};
+use crate::job::{ColumnPart, Job, Split, TaskKind};
+use crate::made;
 use crate::origin::Origin;
 use crate::parsed::ParsedBlocks;
-use crate::raw::{Raw, format_of};
+use crate::raw::{Raw, RawFormat, format_of};
 use crate::rows::{BadLabels, JobRows, Share, Window, for_each_row, for_each_row_keeping};
 use crate::split::{Part, RowPlan, newest_column};
 use fleet::data::{
@@ -75,10 +77,21 @@ impl JobData {
         &self.train
     }
 
+    /// Returns whether the rows are generated.
+    fn is_made(&self) -> bool {
+        self.train.first().is_some_and(made::is_made)
+    }
+
     /// Reads the training files and fits the features to the training rows. `rows_max` stops after
-    /// this number of rows of all parts.
+    /// this number of rows of all parts. Generated rows are not read if nothing is fitted to them.
     pub fn fit(&self, rows_max: u64) -> Result<Fitted> {
         let mut fit = Fit::new(&self.job, &self.raw.names, self.raw.block())?;
+        if rows_max == u64::MAX && self.is_made() && self.plan.is_whole() && is_fixed(&self.job) {
+            let train = made::count(&self.train)?;
+            let features = Features { rows: train, ..fit.finish(None) };
+            let counts = Counts { train, ..Counts::default() };
+            return Ok(Fitted { features, counts, findings: Vec::new() });
+        }
         let bad = BadLabels::at_most(self.raw.bad_rows_max);
         let mut counts = Counts::default();
         let mut rows = 0;
@@ -228,6 +241,13 @@ impl JobData {
         share: Share,
     ) -> Result<(JobRows, Vec<PathBuf>)> {
         let own = self.own_files(part)?;
+        let is_whole = own.is_some() || self.plan.is_whole();
+        let mut files = own.as_ref().unwrap_or(&self.train).clone();
+        let mut share = share;
+        if share.of > 1 && is_whole && self.is_made() && applied.group_slot().is_none() {
+            files = made::share(&files, share.own, share.of)?;
+            share = Share::ALL;
+        }
         let rows = JobRows {
             raw: self.kept.over(self.raw.pass()),
             applied: Arc::clone(applied),
@@ -236,7 +256,7 @@ impl JobData {
             window: None,
             bad: Arc::new(BadLabels::at_most(self.raw.bad_rows_max)),
         };
-        Ok((rows, own.unwrap_or_else(|| self.train.clone())))
+        Ok((rows, files))
     }
 
     /// Prepares features for these columns, with the label.
@@ -269,6 +289,33 @@ impl JobData {
             Ok(true)
         })?;
         Ok(found)
+    }
+
+    /// Returns the true probability of the label for each row of a part, if rows are generated with
+    /// one, and the job predicts it.
+    pub fn truth(&self, part: Part) -> Result<Option<Vec<f32>>> {
+        let Some(label) = self.job.label().filter(|label| made::predicts(&self.job, label)) else {
+            return Ok(None);
+        };
+        if !self.is_made() {
+            return Ok(None);
+        }
+        let (own, mut job) = (self.own_files(part)?, self.job.clone());
+        let name = made::PROBABILITY.to_string();
+        job.columns.push(ColumnPart { name: name.clone(), source: name, ..label.clone() });
+        // Rules of splits need the other columns, in their places.
+        let which = |column: &ColumnPart| own.is_none() || column.name == made::PROBABILITY;
+        let raw = Raw::new(&job, &self.origin, RawFormat::Made, false, which)?;
+        let at = raw.names.index(made::PROBABILITY)?;
+        let mut truth = Vec::new();
+        let files = own.as_ref().unwrap_or(&self.train);
+        for_each_row(&raw, files, |file, number, block, row| {
+            if own.is_some() || self.plan.part(file, number, block, row) == part {
+                truth.extend(block.column(at).floats(row).unwrap_or_default());
+            }
+            Ok(true)
+        })?;
+        Ok(Some(truth))
     }
 
     /// Loads a part's rows into memory, with the values of slices or without.

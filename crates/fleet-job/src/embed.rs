@@ -5,9 +5,11 @@ use crate::commands::check_file;
 use crate::file;
 use crate::job::Job;
 use crate::lines::Lines;
+use crate::made::is_made;
 use crate::origin::Origin;
 use crate::predict;
 use crate::problems::fail_on_errors;
+use crate::raw::RawFormat;
 use crate::saved::SavedModel;
 use crate::scoring::for_each_batch;
 use crate::train::{self, TrainArgs};
@@ -80,8 +82,9 @@ pub fn predict(
     threads: usize,
 ) -> Result<Scores> {
     let mut model = SavedModel::open(folder, ExecOptions::threads(threads))?;
-    let first = files.first().filter(|_| is_by_name);
-    let format = first.map(|file| DataFormat::of_name(Path::new(file))).transpose()?;
+    let first = files.first().filter(|file| is_by_name && !is_made(file));
+    let format = first.map(|file| DataFormat::of_name(Path::new(file)).map(RawFormat::Files));
+    let format = format.transpose()?;
     let dataset = predict::open(&model, &Origin::new("", env)?, files, format)?;
     let (width, mut values) = (model.scores(), Vec::new());
     for_each_batch(&mut model, &dataset, |scores, _| {

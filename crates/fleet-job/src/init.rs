@@ -1,5 +1,6 @@
 //! `fleet job init`: looks at files, and writes a commented job file for them.
 
+use crate::made::is_made;
 use crate::origin::{Origin, is_object};
 use crate::problems::fail_on_errors;
 use clap::Args;
@@ -37,6 +38,12 @@ pub fn run(args: &InitArgs, env: &Env, out: &mut Output) -> Result<(), ExitReaso
             .into());
     }
     let origin = Origin::new("", env)?;
+    if let Some(made) = args.data.iter().find(|name| is_made(name)) {
+        return Err(Error::unsupported("fleet job init looks at files, not at generated rows")
+            .got(made)
+            .help("examples/jobs/wide_deep.toml is a job file for generated rows")
+            .into());
+    }
     let files = origin.expand(&args.data)?;
     let options = SurveyOptions { rows_max: args.rows, ..SurveyOptions::default() };
     let options = origin.survey(options);

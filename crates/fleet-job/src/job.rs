@@ -202,6 +202,8 @@ pub struct CategoryPart {
     pub size_max: Option<u64>,
     /// Hash buckets instead of a vocabulary.
     pub buckets: Option<u64>,
+    /// Values are integers below this, which need no vocabulary.
+    pub rows: Option<u64>,
     /// Width of the embedding; that of the model if `None`.
     pub dim: Option<i64>,
     /// Number of values that are used of a column with several.
@@ -213,7 +215,7 @@ pub struct CategoryPart {
 impl CategoryPart {
     /// Returns settings by which all values are counted.
     pub fn counted(self) -> CategoryPart {
-        CategoryPart { min_count: 1, buckets: None, ..self }
+        CategoryPart { min_count: 1, buckets: None, rows: None, ..self }
     }
 }
 
@@ -653,6 +655,7 @@ fn category(view: View<'_>) -> CategoryPart {
         min_count: vocabulary.count("min_count").unwrap_or(1),
         size_max: vocabulary.count("size"),
         buckets: view.count("buckets"),
+        rows: view.count("rows"),
         dim: view.int("dim"),
         values_max: view.count("at_most").unwrap_or(64) as usize,
         is_sum: view.text("pooling") == Some("sum"),

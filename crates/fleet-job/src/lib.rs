@@ -8,8 +8,9 @@
 //!
 //! * `schema/` has all fields of a job file, `file/` reads them with their places, `job.rs` makes
 //!   values of them, and `check.rs` has the rules between fields.
-//! * `origin.rs`, `raw.rs`, `split.rs` and `rows.rs` read the data; `features/` is fitted to it,
-//!   and saved with the model. Validation, reports and predictions apply the same features.
+//! * `origin.rs`, `raw.rs`, `split.rs` and `rows.rs` read the data, and `made.rs` generates rows
+//!   that need no files; `features/` is fitted to them, and saved with the model. Validation,
+//!   reports and predictions apply the same features.
 //! * `model/` writes the program, `train/` trains it by [`fleet::Trainer`], `saved.rs` is the
 //!   result, and `report/` measures it. `tune/` trains many variants of a job.
 //! * `negatives.rs` draws items for a retrieval, whose vectors `retrieval.rs` saves; `catalogue.rs`
@@ -33,6 +34,7 @@ mod job;
 mod keep;
 mod lanes;
 mod lines;
+mod made;
 mod model;
 pub mod nearest;
 mod negatives;

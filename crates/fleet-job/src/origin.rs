@@ -1,14 +1,21 @@
-//! Where the files of a job are: in a folder, or in object stores (feature `object-store`).
+//! Where the rows of a job are: in files of a folder, in object stores (feature `object-store`), or
+//! nowhere, because they are generated.
 
+use crate::made;
 use fleet::topology::Env;
 use fleet_base::{Error, Result};
 use fleet_data::{ColumnFiles, SurveyOptions};
+use fleet_synth::Ctr;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
-/// The folder that names of files are relative to, and the object stores of names with a scheme.
+/// The folder that names of files are relative to, the object stores of names with a scheme, and
+/// the generator of rows.
 #[derive(Clone)]
 pub struct Origin {
     base: PathBuf,
+    /// Made when it is first used.
+    clicks: Arc<OnceLock<Arc<Ctr>>>,
     #[cfg(feature = "object-store")]
     stores: fleet_data::ObjectStores,
 }
@@ -16,17 +23,17 @@ pub struct Origin {
 impl Origin {
     /// Names are relative to `base`. Object stores are reached by the variables of `env`.
     pub fn new(base: impl Into<PathBuf>, env: &Env) -> Result<Origin> {
-        let base = base.into();
+        let (base, clicks) = (base.into(), Arc::default());
         #[cfg(feature = "object-store")]
         {
             let settings = env.iter().map(|(name, value)| (name.to_string(), value.to_string()));
             let stores = fleet_data::ObjectStores::new(settings)?;
-            Ok(Origin { base, stores })
+            Ok(Origin { base, clicks, stores })
         }
         #[cfg(not(feature = "object-store"))]
         {
             let _ = env;
-            Ok(Origin { base })
+            Ok(Origin { base, clicks })
         }
     }
 
@@ -35,13 +42,25 @@ impl Origin {
         self.base.join(name)
     }
 
-    /// Returns the files that patterns name, each once.
+    /// Returns the generator of rows.
+    pub fn clicks(&self) -> Result<Arc<Ctr>> {
+        if let Some(clicks) = self.clicks.get() {
+            return Ok(Arc::clone(clicks));
+        }
+        let clicks = Arc::new(made::clicks()?);
+        Ok(Arc::clone(self.clicks.get_or_init(|| clicks)))
+    }
+
+    /// Returns the files that patterns name, each once, or pieces of generated rows.
     pub fn expand(&self, patterns: &[String]) -> Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         for pattern in patterns {
-            let found = match is_object(pattern) {
-                true => self.objects(pattern)?,
-                false => self.local(pattern)?,
+            let found = if made::is_made(pattern) {
+                made::pieces(pattern)?
+            } else if is_object(pattern) {
+                self.objects(pattern)?
+            } else {
+                self.local(pattern)?
             };
             let new = found.into_iter().filter(|file| !files.contains(file));
             files.extend(new.collect::<Vec<_>>());

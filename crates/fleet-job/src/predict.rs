@@ -3,7 +3,7 @@
 use crate::features::{Features, Meaning};
 use crate::keep::Kept;
 use crate::origin::{self, Origin};
-use crate::raw::format_of;
+use crate::raw::{RawFormat, format_of};
 use crate::rows::{BadLabels, JobRows, Share};
 use crate::saved::{SCORE_ROWS, SavedModel};
 use crate::scoring::for_each_batch;
@@ -13,7 +13,7 @@ use fleet::data::{DatasetOptions, QueueDataset};
 use fleet::topology::Env;
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::{Error, Result, text};
-use fleet_data::{DataFormat, FloatTable};
+use fleet_data::FloatTable;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,7 +24,8 @@ use std::time::Instant;
 pub struct PredictArgs {
     /// Model folder that a job wrote
     pub model: PathBuf,
-    /// Files with the rows: names or patterns, also of object stores; a label is not needed
+    /// Files with the rows: names or patterns, also of object stores; a label is not needed.
+    /// made:ctr/FIRST..END are generated rows
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
     pub data: Vec<String>,
     /// File for the scores, .csv or .parquet: a row for each row, in the order of the files
@@ -92,7 +93,7 @@ fn kept(
     };
     let files = origin.expand(&args.data)?;
     let first = files.first().ok_or_else(|| Error::invalid("no files to score"))?;
-    let format = format_of(&job.data, &job.columns, first)?;
+    let format = format_of(&job.data, &job.columns, first)?.of_files("--keep")?;
     let columns: Vec<String> = args.keep.iter().map(source).collect();
     Ok(Some(Kept::open(origin, format, files, &columns)?))
 }
@@ -103,7 +104,7 @@ pub(crate) fn open(
     model: &SavedModel,
     origin: &Origin,
     patterns: &[String],
-    format: Option<DataFormat>,
+    format: Option<RawFormat>,
 ) -> Result<QueueDataset> {
     let files = origin.expand(patterns)?;
     let first = files.first().ok_or_else(|| Error::invalid("no files to score"))?;

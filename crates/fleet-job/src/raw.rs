@@ -1,10 +1,12 @@
 //! The raw columns of a job: which files, which format, and where a column is in a block.
 
 use crate::job::{ColumnKind, ColumnPart, DataPart, Job};
+use crate::made::{self, MadeRows};
 use crate::origin::Origin;
 use fleet_base::{Error, Result, text};
 use fleet_data::{
     BadRows, Block, ColumnFiles, ColumnSpec, CsvHeader, DataFormat, RecordFormat, TextDictionary,
+    TextObserver,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -28,8 +30,37 @@ impl RawNames {
     }
 }
 
-/// Returns the format of the files.
-pub fn format_of(data: &DataPart, columns: &[ColumnPart], first: &Path) -> Result<DataFormat> {
+/// Where raw columns come from.
+#[derive(Clone, Debug)]
+pub enum RawFormat {
+    /// Files of a format.
+    Files(DataFormat),
+    /// A generator.
+    Made,
+}
+
+impl RawFormat {
+    /// Returns the format of files. Fails for generated rows, which `what` does not have.
+    pub fn of_files(self, what: &str) -> Result<DataFormat> {
+        match self {
+            RawFormat::Files(format) => Ok(format),
+            RawFormat::Made => {
+                Err(Error::unsupported(format!("{what} is not supported with generated rows"))
+                    .help("write them to files: fleet data make ctr FOLDER --format csv"))
+            }
+        }
+    }
+}
+
+/// Returns the format of the files, or that of generated rows.
+pub fn format_of(data: &DataPart, columns: &[ColumnPart], first: &Path) -> Result<RawFormat> {
+    if made::is_made(first) {
+        return Ok(RawFormat::Made);
+    }
+    file_format(data, columns, first).map(RawFormat::Files)
+}
+
+fn file_format(data: &DataPart, columns: &[ColumnPart], first: &Path) -> Result<DataFormat> {
     let separator = data.separator.bytes().next().unwrap_or(b',');
     let csv = || DataFormat::Csv { separator, header: CsvHeader::FirstLine };
     Ok(match data.format.as_str() {
@@ -70,24 +101,24 @@ impl Raw {
     pub fn new(
         job: &Job,
         origin: &Origin,
-        format: DataFormat,
+        format: RawFormat,
         keeps_texts: bool,
         which: impl Fn(&ColumnPart) -> bool,
     ) -> Result<Raw> {
         let columns: Vec<&ColumnPart> = job.columns.iter().filter(|column| which(column)).collect();
-        let files = ColumnFiles::new(format, columns.iter().map(|column| spec(column)))?;
-        let files = origin.open(files);
-        let mut bad = BadRows::at_most(job.data.bad_rows_max).share(job.data.bad_share_max)?;
-        if let Some(path) = &job.data.bad_rows_kept {
-            bad = bad.keep(origin.path(path));
-        }
-        let mut files = files.missing(&job.data.missing)?.bad_rows(bad);
+        let specs = columns.iter().map(|column| spec(column));
         let texts = keeps_texts.then(|| Arc::new(TextDictionary::new(columns.len(), TEXTS_BYTES)));
-        if let Some(texts) = &texts {
-            files = files.observe_texts(texts.clone());
-        }
+        let observer = texts.clone().map(|texts| texts as Arc<dyn TextObserver>);
+        let files: Arc<dyn RecordFormat> = match format {
+            RawFormat::Made => Arc::new(MadeRows::new(&origin.clicks()?, specs, observer)?),
+            RawFormat::Files(format) => {
+                let files = origin.open(ColumnFiles::new(format, specs)?);
+                let files = files.missing(&job.data.missing)?.bad_rows(bad_rows(job, origin)?);
+                Arc::new(observer.into_iter().fold(files, ColumnFiles::observe_texts))
+            }
+        };
         Ok(Raw {
-            files: Arc::new(files),
+            files,
             names: RawNames(columns.iter().map(|column| column.name.clone()).collect()),
             bad_rows_max: job.data.bad_rows_max,
             texts,
@@ -115,11 +146,20 @@ impl Raw {
     }
 }
 
+fn bad_rows(job: &Job, origin: &Origin) -> Result<BadRows> {
+    let bad = BadRows::at_most(job.data.bad_rows_max).share(job.data.bad_share_max)?;
+    let kept = job.data.bad_rows_kept.iter();
+    Ok(kept.fold(bad, |bad, path| bad.keep(origin.path(path))))
+}
+
 /// Returns the column of files that a column of a job names.
 pub fn spec(column: &ColumnPart) -> ColumnSpec {
     match column.kind {
         ColumnKind::Number => ColumnSpec::number(&column.source),
-        ColumnKind::Category => ColumnSpec::category(&column.source),
+        ColumnKind::Category => match column.category.rows {
+            Some(rows) => ColumnSpec::row(&column.source, rows),
+            None => ColumnSpec::category(&column.source),
+        },
         ColumnKind::Categories => ColumnSpec::categories(&column.source, &column.separator),
         ColumnKind::Time => ColumnSpec::time(&column.source),
     }

@@ -16,7 +16,7 @@ use crate::file;
 use crate::job::{ColumnPart, Job, Role, Side};
 use crate::lanes::Lanes;
 use crate::origin::{self, Origin};
-use crate::raw::Raw;
+use crate::raw::{Raw, RawFormat};
 use crate::version::{self, Version};
 pub use crate::version::{FEATURES_FILE, JOB_FILE, PROGRAM_FOLDER};
 use fleet::ExecOptions;
@@ -24,7 +24,7 @@ use fleet::ir::Program;
 use fleet::ops::Services;
 use fleet_base::file::{make_folder, write_file};
 use fleet_base::{Error, Result};
-use fleet_data::{Batch, DataFormat};
+use fleet_data::Batch;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -148,7 +148,7 @@ impl SavedModel {
 
     /// Prepares to read the columns that the features need, from files of a format. Rows that
     /// cannot be read are errors.
-    pub fn raw(&self, origin: &Origin, format: DataFormat) -> Result<Raw> {
+    pub fn raw(&self, origin: &Origin, format: RawFormat) -> Result<Raw> {
         let mut job = Job::clone(&self.job);
         (job.data.bad_rows_max, job.data.bad_rows_kept) = (0, None);
         Raw::new(&job, origin, format, false, |column| self.reads(column))

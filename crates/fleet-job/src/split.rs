@@ -48,6 +48,11 @@ impl RowPlan {
         Ok(RowPlan { seed, test, validation })
     }
 
+    /// Returns whether all rows are for training.
+    pub fn is_whole(&self) -> bool {
+        self.test.is_none() && self.validation.is_none()
+    }
+
     /// Returns the part of a row: number `number` of a file with this key.
     pub fn part(&self, file: u64, number: u64, block: &Block, row: usize) -> Part {
         let has = |rule: &Option<Rule>| {

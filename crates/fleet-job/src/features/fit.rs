@@ -6,7 +6,9 @@ use super::label::{BadLabel, BadRow, Label, Meaning};
 use super::label_fit::LabelFit;
 use super::number::{Number, NumberFit};
 use super::{Choices, Features, Group, Slice};
-use crate::job::{ColumnKind, ColumnPart, Job, Role, Side, TaskKind};
+use crate::job::{
+    CategoryPart, ColumnKind, ColumnPart, Embed, Job, Role, Side, TaskKind, Transform,
+};
 use crate::raw::RawNames;
 use fleet_base::{Error, Result};
 use fleet_data::{Block, TextDictionary};
@@ -350,6 +352,26 @@ impl Fit {
         features.place();
         features
     }
+}
+
+/// Returns whether features are the same for all training rows without missing numbers: nothing of
+/// them is counted or measured.
+pub fn is_fixed(job: &Job) -> bool {
+    let is_number_fixed = |column: &ColumnPart| {
+        column.number.transform == Transform::None
+            && !matches!(column.number.embed, Embed::Piecewise(_))
+    };
+    let is_category_fixed = |part: &CategoryPart| part.buckets.or(part.rows).is_some();
+    let is_column_fixed = |column: &ColumnPart| match (column.role, column.kind) {
+        (Role::Feature, ColumnKind::Number) => is_number_fixed(column),
+        (Role::Feature, _) => is_category_fixed(&column.category),
+        _ => true,
+    };
+    let is_label_fixed = matches!(job.task, TaskKind::Binary | TaskKind::MultiClass);
+    is_label_fixed
+        && job.evaluation.slices.is_empty()
+        && job.columns.iter().all(is_column_fixed)
+        && job.crosses.iter().all(|cross| is_category_fixed(&cross.category))
 }
 
 /// Returns user and item of a retrieval.

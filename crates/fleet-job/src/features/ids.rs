@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// A fitted feature of ids. Its rows in the table of its width begin at `base`: missing, unknown
-/// (with a vocabulary), then the known values or the buckets.
+/// (with a vocabulary), then the known values, the buckets, or the integers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ids {
     /// Name of the feature.
@@ -36,6 +36,8 @@ pub enum Lookup {
     Vocabulary(Vec<u64>),
     /// Number of hash buckets.
     Buckets(u64),
+    /// Number of integers, which are rows themselves: a hash is an integer plus 1.
+    Rows(u64),
 }
 
 impl Ids {
@@ -44,7 +46,7 @@ impl Ids {
         self.base
             + match &self.lookup {
                 Lookup::Vocabulary(known) => known.len() as i64 + 2,
-                Lookup::Buckets(count) => *count as i64 + 1,
+                Lookup::Buckets(count) | Lookup::Rows(count) => *count as i64 + 1,
             }
     }
 
@@ -107,6 +109,8 @@ impl Hasher for Same {
 pub enum Index {
     Vocabulary(ByHash<i64>),
     Buckets(u64),
+    /// The readers of files and requests have checked that there are so many rows.
+    Rows,
 }
 
 impl Index {
@@ -116,6 +120,7 @@ impl Index {
                 Index::Vocabulary(known.iter().zip(2..).map(|(hash, row)| (*hash, row)).collect())
             }
             Lookup::Buckets(count) => Index::Buckets(*count),
+            Lookup::Rows(_) => Index::Rows,
         }
     }
 
@@ -129,6 +134,7 @@ impl Index {
             Index::Buckets(count) => {
                 1 + ((u128::from(mixed(hash)) * u128::from(*count)) >> 64) as i64
             }
+            Index::Rows => hash as i64,
         }
     }
 }
@@ -154,6 +160,8 @@ impl IdsFit {
     pub fn add(&mut self, hash: u64) {
         if hash == 0 {
             self.missing += 1;
+        } else if self.part.rows.is_some() && !self.counts.is_empty() {
+            // Rows need no counts: one value shows that not all are missing.
         } else if let Some(count) = self.counts.get_mut(&hash) {
             *count += 1;
         } else if self.part.buckets.is_some() && self.counts.len() >= 2 {
@@ -203,9 +211,10 @@ impl IdsFit {
     }
 
     pub fn finish(self, name: &str, columns: Vec<String>, dim: i64, is_several: bool) -> Ids {
-        let lookup = match self.part.buckets {
-            Some(buckets) => Lookup::Buckets(buckets),
-            None => Lookup::Vocabulary(self.known()),
+        let lookup = match (self.part.buckets, self.part.rows) {
+            (Some(buckets), _) => Lookup::Buckets(buckets),
+            (None, Some(rows)) => Lookup::Rows(rows),
+            (None, None) => Lookup::Vocabulary(self.known()),
         };
         Ids {
             name: name.to_string(),
@@ -229,6 +238,7 @@ mod tests {
             min_count: 2,
             size_max: None,
             buckets: None,
+            rows: None,
             dim: None,
             values_max: 8,
             is_sum: false,
@@ -244,6 +254,17 @@ mod tests {
         let index = Index::of(&ids.lookup);
         assert_eq!([0, 5, 9, 7, 1234].map(|hash| index.row(hash)), [0, 1, 2, 3, 1]);
         assert_eq!(ids.end(), 4);
+    }
+
+    #[test]
+    fn integers_are_rows() {
+        let mut fit = IdsFit::new(CategoryPart { rows: Some(7), ..part() });
+        [1, 7, 0].into_iter().for_each(|hash| fit.add(hash));
+        assert!(!fit.is_missing());
+        let ids = fit.finish("x", vec!["x".into()], 16, false);
+        assert_eq!((&ids.lookup, ids.end()), (&Lookup::Rows(7), 8));
+        let index = Index::of(&ids.lookup);
+        assert_eq!([0, 1, 7].map(|hash| index.row(hash)), [0, 1, 7]);
     }
 
     #[test]

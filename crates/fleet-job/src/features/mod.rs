@@ -19,7 +19,7 @@ pub use apply::{
     INPUT_NUMBERS, INPUT_SCALES, INPUT_WEIGHT, SLOT_USER, Scratch, first_id, input_of_ids,
     input_of_several, slot_of_slice,
 };
-pub use fit::{Finding, Fit};
+pub use fit::{Finding, Fit, is_fixed};
 pub use ids::{Ids, mixed};
 pub use label::{BadLabel, BadRow, Label, Meaning};
 pub use number::{Encoding, Number};

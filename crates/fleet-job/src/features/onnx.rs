@@ -115,10 +115,28 @@ impl Features {
                 let first = graph.scalar(base + 1)?;
                 graph.node("Add", &[bucket, first], &[])
             }
+            // A missing value is 0.
+            Lookup::Rows(count) => return Self::integer_rows(graph, (base, *count), hash),
         };
         let missing = graph.scalar(base)?;
         let is_missing = equals(graph, hash, 0)?;
         Ok(graph.node("Where", &[is_missing, missing, rows], &[]))
+    }
+
+    /// Returns the rows of ids that are integers plus 1. Those that no training could have had are
+    /// like missing ones, so that they do not read rows of other features.
+    fn integer_rows(
+        graph: &mut OnnxBuilder<'_>,
+        (base, count): (i64, u64),
+        ids: OnnxValue,
+    ) -> Result<OnnxValue> {
+        let (zero, last) = (graph.scalar(0)?, graph.scalar(count as i64)?);
+        let is_above = graph.node("Greater", &[ids, last], &[]);
+        let is_below = graph.node("Less", &[ids, zero], &[]);
+        let is_outside = graph.node("Or", &[is_above, is_below], &[]);
+        let known = graph.node("Where", &[is_outside, zero, ids], &[]);
+        let first = graph.scalar(base)?;
+        Ok(graph.node("Add", &[known, first], &[]))
     }
 
     /// Returns the rows of a feature with several values, after the row of a missing value or the

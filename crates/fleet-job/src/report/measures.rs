@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Labels of the measures, in the order in which they are shown.
-pub const LABELS: [(&str, &str); 17] = [
+pub const LABELS: [(&str, &str); 18] = [
     ("rankings", "rankings"),
     ("users", "users"),
     ("items", "items"),
@@ -17,6 +17,7 @@ pub const LABELS: [(&str, &str); 17] = [
     ("recall", "recall"),
     ("mrr", "MRR"),
     ("auc", "AUC"),
+    ("best_auc", "best AUC"),
     ("accuracy", "accuracy"),
     ("r2", "R2"),
     ("rmse", "RMSE"),

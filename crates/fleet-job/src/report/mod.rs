@@ -297,6 +297,10 @@ pub fn measure(
     let scored = score_labelled(model, &dataset)?;
     drop(dataset);
     let mut measured = of_scores(name, &scored, model)?;
+    if let Some(truth) = data.truth(part)?.filter(|truth| truth.len() == scored.scores.len()) {
+        let best = measures::all(&Scored { scores: truth, ..scored.clone() }, &model.features);
+        measured.all.insert("best_auc".to_string(), finite(best.get("auc")));
+    }
     if scored.labels.is_empty() || !scored.is_finite() {
         return Ok(measured);
     }
