@@ -33,7 +33,8 @@ pub fn job_train(
     write: Py<PyAny>,
 ) -> PyResult<()> {
     let mut lines = Vec::new();
-    let args = TrainArgs { file, threads: threads.into(), output: Some(output), fresh, quiet };
+    let (threads, output) = (threads.into(), Some(output));
+    let args = TrainArgs { file, threads, output, fresh, quiet, ..TrainArgs::default() };
     waiting(py, || {
         let fleet = Fleet::join(&embed::store_settings(&Env::process()))?;
         embed::train(&args, &fleet, &mut |line| {

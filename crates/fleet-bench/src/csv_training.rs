@@ -74,9 +74,9 @@ fn train(options: &Options, folder: &Path, rows: Rows) -> Result<Timed> {
     let args = train::TrainArgs {
         file: job,
         threads: (options.threads as u16).into(),
-        output: None,
         fresh: true,
         quiet: true,
+        ..train::TrainArgs::default()
     };
     let fleet = Fleet::join(&Env::new())?;
     let (begin, mut all) = (Instant::now(), None);

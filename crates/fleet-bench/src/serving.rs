@@ -152,9 +152,8 @@ impl Place {
         let args = train::TrainArgs {
             file: place.path("job.toml"),
             threads: 2.into(),
-            output: None,
             fresh: true,
-            quiet: false,
+            ..train::TrainArgs::default()
         };
         let fleet = Fleet::join(&Env::new())?;
         command(|out| train::run(&args, &fleet, out))?;

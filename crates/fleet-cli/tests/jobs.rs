@@ -8,6 +8,8 @@ use std::process::{Command, Output};
 
 #[path = "jobs/keep.rs"]
 mod keep;
+#[path = "jobs/made.rs"]
+mod made;
 #[path = "jobs/mmoe.rs"]
 mod mmoe;
 #[path = "jobs/objects.rs"]

@@ -24,6 +24,7 @@
 
 mod catalogue;
 mod check;
+pub mod closing;
 pub mod commands;
 mod data;
 pub mod embed;
@@ -55,6 +56,7 @@ mod scoring;
 pub mod serving;
 mod split;
 mod threads;
+pub mod trace;
 pub mod train;
 pub mod tune;
 mod vectors;

@@ -21,7 +21,7 @@ const START: &str = "made:ctr/";
 /// Rows of a piece. It does not depend on the machine, since random splits depend on pieces.
 const PIECE_ROWS: u64 = 1 << 16;
 /// Largest number of rows of a name: the list of its pieces is in memory.
-const ROWS_MAX: u64 = 1 << 40;
+const ROWS_MAX: u64 = 1 << 34;
 /// Rows that are generated at once.
 const CHUNK_ROWS: usize = 1024;
 

@@ -1,8 +1,10 @@
 //! The optimizer of a job, for layers and for embedding tables.
 
 use crate::job::{Job, OptimizerPart};
+use crate::model::is_table;
 use fleet::nn::optimizer::{Adagrad, Adam, AdamW, Momentum, OptimizerDesc, Sgd};
-use fleet::nn::{GradClip, LearningRate, LrSchedule, Regularizer};
+use fleet::nn::{GradClip, LearningRate, LrSchedule, Net, Regularizer};
+use fleet_base::Result;
 
 /// Returns the optimizer for a training of this many steps.
 pub fn optimizer(job: &Job, steps: u64) -> OptimizerDesc {
@@ -14,6 +16,29 @@ pub fn optimizer(job: &Job, steps: u64) -> OptimizerDesc {
     let rows = rule(part, schedule(rate), job.tables.weight_decay);
     layers.rows = Some(Box::new(rows));
     layers
+}
+
+/// Returns one optimizer for tables and layers, as GEO needs: with the rate of the tables, and a
+/// factor for the parameters of layers.
+pub fn single_optimizer(net: &Net, job: &Job, steps: u64) -> Result<OptimizerDesc> {
+    let mut both = optimizer(job, steps);
+    let Some(rows) = both.rows.take() else { return Ok(both) };
+    let (own, of_tables) = (job.train.optimizer.rate, job.tables.rate);
+    let Some(factor) = of_tables.map(|rate| own / rate).filter(|factor| factor.is_finite()) else {
+        return Ok(both);
+    };
+    both.settings.learning_rate = rows.settings.learning_rate.clone();
+    net.rewrite_with(|programs, _| {
+        let layers = programs.main.parameters().filter(|(_, var)| !is_table(&var.name));
+        let layers: Vec<_> = layers.map(|(id, _)| id).collect();
+        for id in layers {
+            if let Some(param) = &mut programs.main.var_mut(id).param {
+                param.learning_rate = factor;
+            }
+        }
+        Ok(())
+    })?;
+    Ok(both)
 }
 
 fn scheduled(schedule: &str, learning_rate: f64, steps: u64) -> LearningRate {

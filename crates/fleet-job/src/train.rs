@@ -2,12 +2,15 @@
 //! servers. The loop is that of [`fleet::Trainer`].
 
 pub(crate) mod collective;
+mod flags;
 mod servers;
+
+pub use flags::RunFlags;
 
 use crate::check::check;
 use crate::data::{Counts, JobData, Streamed};
-use crate::features::{self, Applied, Features};
-use crate::file::{self, Text};
+use crate::features::{self, Applied, Features, Lookup};
+use crate::file::{self, Text, View};
 use crate::job::{Job, TaskKind};
 use crate::lines::Lines;
 use crate::model::Outputs;
@@ -31,6 +34,7 @@ use fleet::topology::Mode;
 use fleet::trainer::{Evaluation, Every, Goal, Pass, Position, Progress, Source, Trained};
 use fleet::{CheckpointPolicy, DistributedStrategy, ExecOptions, Fleet, Trainer};
 use fleet_base::output::{ExitReason, Output, error_line};
+use fleet_base::temporary::TemporaryFolder;
 use fleet_base::{Error, Result, text};
 use fleet_config::Problem;
 use std::path::{Path, PathBuf};
@@ -38,13 +42,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Trains the job of a file.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 #[allow(missing_docs, reason = "clap would show it as the description of a command")]
 pub struct TrainArgs {
     /// Job file
     pub file: PathBuf,
     #[command(flatten)]
     pub threads: Threads,
+    #[command(flatten)]
+    pub flags: RunFlags,
     /// Folder for the trained model, instead of output.folder
     #[arg(long, value_name = "FOLDER")]
     pub output: Option<PathBuf>,
@@ -64,11 +70,42 @@ pub fn run(args: &TrainArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Exit
 /// Like [`run`], with lines that may go elsewhere.
 pub fn train(args: &TrainArgs, fleet: &Fleet, out: &mut Lines<'_>) -> Result<(), ExitReason> {
     let begin = Instant::now();
-    let plan = TrainPlan::new(args, fleet)?;
-    if fleet.topology().mode() == Mode::ParameterServer {
-        return servers::run(&plan, fleet, out, begin);
+    args.flags.check_mode(has_servers(fleet), "job:FILE")?;
+    let origin = Origin::new(args.file.parent().unwrap_or(Path::new("")), fleet.env())?;
+    let plan = TrainPlan::new(args, file::read(&args.file)?, origin, fleet)?;
+    plan.run(fleet, out, begin)
+}
+
+/// Trains a job whose file is built into the program: `args.file` is its name, and its folders are
+/// relative to the current one. Without `args.output`, the model is measured and not kept.
+pub fn run_built_in(
+    args: &TrainArgs,
+    source: &str,
+    fleet: &Fleet,
+    out: &mut Output,
+) -> Result<(), ExitReason> {
+    let begin = Instant::now();
+    let text = (file::read_text(&args.file, source), source.to_string());
+    // Only the first worker has files of its own.
+    let is_first = !fleet.is_server() && fleet.is_first_worker();
+    let base = Path::new(fleet.env().text("TMPDIR").unwrap_or("/tmp"));
+    let temporary = match args.output.is_none() && is_first {
+        true => Some(TemporaryFolder::new(base, "fleet-model")?),
+        false => None,
+    };
+    let mut plan = TrainPlan::new(args, text, Origin::new("", fleet.env())?, fleet)?;
+    if args.output.is_none() {
+        plan.is_kept = false;
+        plan.checkpoints = args.flags.checkpoint.clone();
     }
-    collective::run(&plan, fleet, out, begin)
+    if let Some(folder) = &temporary {
+        plan.folder = folder.path().to_path_buf();
+    }
+    plan.run(fleet, &mut Lines::Output(out), begin)
+}
+
+fn has_servers(fleet: &Fleet) -> bool {
+    fleet.topology().mode() == Mode::ParameterServer
 }
 
 /// A job that is ready to be trained.
@@ -79,8 +116,10 @@ pub(crate) struct TrainPlan {
     pub job: Job,
     /// The model folder.
     pub folder: PathBuf,
-    /// The folder of checkpoints.
-    pub checkpoints: PathBuf,
+    /// Whether the model folder is one of the user.
+    pub is_kept: bool,
+    /// The folder of checkpoints, if there are any.
+    pub checkpoints: Option<PathBuf>,
     pub strategy: DistributedStrategy,
     pub strategy_source: Option<StrategySource>,
     pub data: Arc<JobData>,
@@ -88,15 +127,20 @@ pub(crate) struct TrainPlan {
     pub applied: Arc<Applied>,
     pub counts: Counts,
     pub options: ExecOptions,
+    pub flags: RunFlags,
     /// Whether no progress is shown.
     pub is_quiet: bool,
 }
 
 impl TrainPlan {
     /// Reads and checks the job file and the data, and fits the features.
-    fn new(args: &TrainArgs, fleet: &Fleet) -> Result<TrainPlan> {
-        let (text, source) = file::read(&args.file)?;
-        let (job, problems) = check(&text);
+    fn new(
+        args: &TrainArgs,
+        (mut text, mut source): (Text, String),
+        origin: Origin,
+        fleet: &Fleet,
+    ) -> Result<TrainPlan> {
+        let (mut job, problems) = check(&text);
         let is_first = !fleet.is_server() && fleet.is_first_worker();
         let show = |problems: &[Problem]| {
             let warnings = problems.iter().filter(|it| is_first && !it.is_error());
@@ -104,7 +148,12 @@ impl TrainPlan {
         };
         show(&problems);
         fail_on_errors(&problems)?;
-        let origin = Origin::new(args.file.parent().unwrap_or(Path::new("")), fleet.env())?;
+        if let Some(samples) = args.flags.samples {
+            flags::set_samples(&mut text, &job, samples)?;
+            source = file::to_toml(&text.root);
+            job = Job::of(View::root(&text.root));
+        }
+        job.train.checkpoint_every = args.flags.checkpoint_every.or(job.train.checkpoint_every);
         let folder = match &args.output {
             Some(folder) => {
                 origin::check_local("a model folder", folder)?;
@@ -114,18 +163,21 @@ impl TrainPlan {
         };
         let mut strategy = DistributedStrategy::new();
         let mut strategy_source = None;
-        if let Some(file) = &job.strategy {
-            let (source, warnings) = strategy.load_with_source(origin.path(file))?;
+        let of_job = job.strategy.as_ref().map(|file| origin.path(file));
+        if let Some(file) = args.flags.strategy.clone().or(of_job) {
+            let (source, warnings) = strategy.load_with_source(file)?;
             show(&warnings);
             strategy_source = Some(source);
         }
         let Prepared { data, features, applied, counts } = prepare(&job, &origin, &text, &show)?;
-        let options = args.threads.options();
+        let options = ExecOptions { profile: args.flags.trace.is_some(), ..args.threads.options() };
+        let own = || folder.join(CHECKPOINTS_FOLDER);
         let plan = TrainPlan {
             text,
             source,
             job,
-            checkpoints: folder.join(CHECKPOINTS_FOLDER),
+            is_kept: true,
+            checkpoints: Some(args.flags.checkpoint.clone().unwrap_or_else(own)),
             folder,
             strategy,
             strategy_source,
@@ -134,6 +186,7 @@ impl TrainPlan {
             applied,
             counts,
             options,
+            flags: args.flags.clone(),
             is_quiet: args.quiet,
         };
         if args.fresh && is_first {
@@ -142,34 +195,54 @@ impl TrainPlan {
         Ok(plan)
     }
 
-    fn remove_checkpoints(&self) -> Result<()> {
-        let folder = &self.checkpoints;
-        if !folder.exists() {
-            return Ok(());
+    /// Returns the data and the features.
+    pub fn prepared(&self) -> Prepared {
+        Prepared {
+            data: Arc::clone(&self.data),
+            features: Arc::clone(&self.features),
+            applied: Arc::clone(&self.applied),
+            counts: self.counts,
         }
+    }
+
+    /// Trains, as this worker's part of the job, or serves.
+    fn run(&self, fleet: &Fleet, out: &mut Lines<'_>, begin: Instant) -> Result<(), ExitReason> {
+        match has_servers(fleet) {
+            true => servers::run(self, fleet, out, begin),
+            false => collective::run(self, fleet, out, begin),
+        }
+    }
+
+    fn remove_checkpoints(&self) -> Result<()> {
+        let Some(folder) = self.checkpoints.as_ref().filter(|folder| folder.exists()) else {
+            return Ok(());
+        };
         std::fs::remove_dir_all(folder).map_err(|error| Error::io("remove", folder, &error))
     }
 
-    /// Describes the job in two lines.
+    /// Removes the checkpoints of a training that has ended, unless the user named their folder.
+    fn drop_checkpoints(&self) -> Result<()> {
+        match self.flags.checkpoint {
+            Some(_) => Ok(()),
+            None => self.remove_checkpoints(),
+        }
+    }
+
+    /// Describes the job in two lines: `batches` are their size and the workers.
     fn describe(
         &self,
-        fleet: &Fleet,
         parameters: f64,
+        batches: &str,
         out: &mut Lines<'_>,
     ) -> Result<(), ExitReason> {
         let file = self.text.file.display();
         out.line(format!("{file}: {}", self.counts))?;
         let features = self.features.numbers.len() + self.features.ids.len();
-        let workers = match fleet.worker_num() {
-            1 => String::new(),
-            workers => format!(", {workers} workers"),
-        };
         out.line(format!(
-            "{} with {} parameters over {}, batches of {}{workers}",
+            "{} with {} parameters over {}, {batches}",
             self.job.model.kind.name(),
             text::count(parameters),
             text::counted(features, "feature"),
-            self.job.train.batch,
         ))
     }
 
@@ -199,7 +272,12 @@ impl TrainPlan {
             .watch("loss", &outputs.loss)
             .constant("job", format!("{:08x}", crc32fast::hash(self.source.as_bytes())))
             .scalars(&self.folder);
-        if self.is_quiet { trainer.progress(Progress::none()) } else { trainer }
+        match (self.is_quiet, has_servers(fleet)) {
+            (true, _) => trainer.progress(Progress::none()),
+            // Each worker shows its own loss.
+            (false, true) => trainer.progress(Progress::each(fleet)),
+            (false, false) => trainer,
+        }
     }
 
     /// Returns the interval and the metrics of validations.
@@ -264,19 +342,27 @@ impl TrainPlan {
         version::finish(&self.folder)
     }
 
-    /// Scores the test rows with the saved model, and writes and shows the report. Without test
-    /// rows, those of the validation are scored. `seconds` is the whole duration, with reading.
-    pub fn report(
+    /// Shows a line of the summary.
+    fn fact(&self, what: &str, text: &str, out: &mut Lines<'_>) -> Result<(), ExitReason> {
+        out.line(format!("{what:<12}{text}"))
+    }
+
+    /// Shows how much was trained. `seconds` is the whole duration, with reading.
+    pub fn trained(
         &self,
         trained: &Trained,
         seconds: f64,
         out: &mut Lines<'_>,
     ) -> Result<(), ExitReason> {
-        let amount = text::count(trained.rows as f64);
-        out.line(format!(
-            "{:<12}{amount} rows in {seconds:.1} s, {} steps",
-            "trained", trained.step
-        ))?;
+        let (rows, steps) = (text::count(trained.rows as f64), trained.step);
+        self.fact("trained", &format!("{rows} rows in {seconds:.1} s, {steps} steps"), out)?;
+        let rate = text::count(trained.rows as f64 / trained.seconds.max(1e-9));
+        self.fact("speed", &format!("{rate} rows/s without reading and reporting"), out)
+    }
+
+    /// Scores the test rows with the saved model, and writes and shows the report. Without test
+    /// rows, those of the validation are scored.
+    pub fn report(&self, trained: &Trained, out: &mut Lines<'_>) -> Result<(), ExitReason> {
         let part = match (&self.job.data.test, &self.job.data.validation) {
             (Some(_), _) => Some(Part::Test),
             (None, Some(_)) => Some(Part::Validation),
@@ -300,8 +386,11 @@ impl TrainPlan {
         };
         report.save(&self.folder)?;
         report.lines().into_iter().try_for_each(|line| out.line(line))?;
-        out.line(format!("{:<12}{}", "saved", self.folder.display()))?;
-        out.line(format!("{:<12}{}", "report", self.folder.join(HTML_FILE).display()))
+        if !self.is_kept {
+            return Ok(());
+        }
+        self.fact("saved", &self.folder.display().to_string(), out)?;
+        self.fact("report", &self.folder.join(HTML_FILE).display().to_string(), out)
     }
 
     /// Measures a part with the saved model. A retrieval also saves the vectors of users and items.
@@ -365,7 +454,10 @@ fn warm_features(model: &Path, own: Features) -> Result<Features> {
     let earlier =
         features::load(&model.join(FEATURES_FILE)).map_err(|error| error.at("train.warm_start"))?;
     let names = |features: &Features| -> Vec<String> {
-        let ids = features.ids.iter().map(|ids| format!("{} ({})", ids.name, ids.dim));
+        let ids = features.ids.iter().map(|ids| match ids.lookup {
+            Lookup::Rows(rows) => format!("{} ({} x {rows} rows)", ids.name, ids.dim),
+            _ => format!("{} ({})", ids.name, ids.dim),
+        });
         features.numbers.iter().map(|number| number.column.clone()).chain(ids).collect()
     };
     let (expected, got) = (names(&own), names(&earlier));

@@ -20,7 +20,7 @@ pub use apply::{
     input_of_several, slot_of_slice,
 };
 pub use fit::{Finding, Fit, is_fixed};
-pub use ids::{Ids, mixed};
+pub use ids::{Ids, Lookup, mixed};
 pub use label::{BadLabel, BadRow, Label, Meaning};
 pub use number::{Encoding, Number};
 pub use save::{load, save};

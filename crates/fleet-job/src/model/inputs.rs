@@ -328,6 +328,11 @@ impl Lookup<'_> {
     }
 }
 
+/// Returns whether a parameter is an embedding table.
+pub fn is_table(name: &str) -> bool {
+    name.starts_with("table_") || name.starts_with(WEIGHTS)
+}
+
 /// Returns the last dimension of a variable.
 pub fn width(var: Var<'_>) -> i64 {
     let shape: Shape = var.shape();

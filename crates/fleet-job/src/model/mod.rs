@@ -13,6 +13,7 @@ mod output;
 mod ranking;
 mod retrieval;
 
+pub use inputs::is_table;
 pub use networks::has_linear;
 pub use output::Outputs;
 

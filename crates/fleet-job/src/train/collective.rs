@@ -7,12 +7,14 @@ use crate::optimizer::optimizer;
 use crate::rows::Share;
 use crate::saved::{FEATURES_FILE, PROGRAM_FOLDER};
 use crate::split::Part;
+use crate::trace::Tracing;
 use fleet::nn::Net;
-use fleet::trainer::{Ended, Every, StopFlag, Trained};
+use fleet::trainer::{Ended, Event, Every, StopFlag, Trained};
 use fleet::{CheckpointPolicy, Fleet, Session};
 use fleet_base::file::make_folder;
 use fleet_base::output::ExitReason;
 use fleet_base::{Error, Result};
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 pub fn run(
@@ -22,13 +24,21 @@ pub fn run(
     begin: Instant,
 ) -> Result<(), ExitReason> {
     let mut model = RankModel::new(plan, fleet)?;
-    plan.describe(fleet, parameters(&model.session), out)?;
+    let workers = match fleet.worker_num() {
+        1 => String::new(),
+        workers => format!(", {workers} workers"),
+    };
+    let batches = format!("batches of {}{workers}", plan.job.train.batch);
+    plan.describe(parameters(&model.session), &batches, out)?;
     let mut rows = model.rows(plan)?;
     if fleet.is_first_worker() {
         make_folder(&plan.folder)?;
     }
     let stop = StopFlag::on_terminate()?;
     let trained = model.train(plan, fleet, &mut rows, Length::default(), &stop)?;
+    if let Some(line) = model.tracing.finish(fleet)? {
+        plan.fact("trace", &line, out)?;
+    }
     if trained.ended == Ended::Requested {
         fleet.finish()?;
         return Err(ExitReason::Terminated);
@@ -36,12 +46,13 @@ pub fn run(
     fleet.meet(&mut model.session)?;
     model.finish(plan, fleet, &trained)?;
     if fleet.is_first_worker() {
-        plan.report(&trained, begin.elapsed().as_secs_f64(), out)?;
+        plan.trained(&trained, begin.elapsed().as_secs_f64(), out)?;
+        plan.report(&trained, out)?;
     }
     // The first worker may still write its report; if it dies meanwhile, all others learn of it.
     fleet.finish()?;
     if fleet.is_first_worker() {
-        plan.remove_checkpoints()?;
+        plan.drop_checkpoints()?;
     }
     Ok(())
 }
@@ -55,6 +66,7 @@ pub(crate) struct RankModel {
     names: OutputNames,
     /// Which copy of the model this rank has, and their number.
     copy: (usize, usize),
+    tracing: Tracing,
 }
 
 /// Rows of a rank.
@@ -100,7 +112,11 @@ impl RankModel {
         if let Some(model) = &job.train.warm_start {
             load_parameters(plan, model, &mut session)?;
         }
-        Ok(RankModel { session, names, copy: found.plan.copy })
+        let copy = found.plan.copy;
+        let batch = (job.train.batch / copy.1.max(1)).max(1);
+        let steps = job.train.epochs * plan.steps_per_epoch(copy.1 as u64, batch);
+        let tracing = Tracing::new(plan.flags.trace.as_deref(), steps)?;
+        Ok(RankModel { session, names, copy, tracing })
     }
 
     /// Opens this rank's rows for training and validation.
@@ -126,11 +142,20 @@ impl RankModel {
     ) -> Result<Trained> {
         let negatives = plan.negatives(self.copy.0 as u64)?;
         let negatives = negatives.as_ref();
+        let tracing = &mut self.tracing;
         let mut trainer = plan
             .trainer(fleet, &self.names)
             .epochs(plan.job.train.epochs)
-            .checkpoints(&plan.checkpoints, plan.policy())
-            .stop_on(stop);
+            .stop_on(stop)
+            .on_event(|event, model| {
+                if let Event::Step { step, .. } = event {
+                    tracing.after_step(*step, &model.session().executor);
+                }
+                Ok(ControlFlow::Continue(()))
+            });
+        if let Some(folder) = &plan.checkpoints {
+            trainer = trainer.checkpoints(folder, plan.policy());
+        }
         if let Some(validation) = &mut rows.validation {
             let (evaluation, every) = plan.validation(&self.names);
             let every = length.every.unwrap_or(every);
@@ -146,9 +171,9 @@ impl RankModel {
     /// Saves the best model of the validations into the model folder.
     pub fn finish(&mut self, plan: &TrainPlan, fleet: &Fleet, trained: &Trained) -> Result<()> {
         let session = &mut self.session;
-        if trained.best.is_some() {
+        if let (Some(_), Some(folder)) = (&trained.best, &plan.checkpoints) {
             let policy = CheckpointPolicy { keep_last: super::CHECKPOINTS_KEPT, ..plan.policy() };
-            let mut best = fleet.checkpoints(plan.checkpoints.join("best"), policy)?;
+            let mut best = fleet.checkpoints(folder.join("best"), policy)?;
             best.resume(&session.programs.main, &mut session.scope)?;
         }
         if let Some(whole) = fleet.whole(session)? {

@@ -3,13 +3,14 @@
 //! Synchronous workers divide each batch. In other modes each worker trains batches of its own.
 
 use super::{OutputNames, TrainPlan, share_of_batch};
+use crate::closing::ClosingReport;
 use crate::lines::Lines;
 use crate::model::{TablePlace, build};
-use crate::optimizer::optimizer;
+use crate::optimizer::{optimizer, single_optimizer};
 use crate::rows::Share;
 use crate::split::Part;
 use fleet::nn::Net;
-use fleet::ps::{SaveFormat, SaveMode};
+use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker, written_exchange};
 use fleet::strategy::Written;
 use fleet::trainer::Trained;
@@ -30,13 +31,19 @@ pub fn run(
     let net = Net::new();
     let outputs = build(&net, &plan.features, &plan.job, TablePlace::Servers);
     let names = OutputNames::of(&outputs);
-    let rule = optimizer(&plan.job, part.steps_scheduled());
+    let rule = match part.exchange.is_geo() {
+        true => single_optimizer(&net, &plan.job, part.steps_scheduled())?,
+        false => optimizer(&plan.job, part.steps_scheduled()),
+    };
     let distributed = fleet.distributed_optimizer(rule, &plan.strategy);
     let sources = plan.strategy_source.iter().cloned();
     let distributed = sources.fold(distributed, |it, source| it.read_from(source));
     let found = distributed.minimize_on_servers(&net, outputs.loss)?;
     if fleet.is_server() {
-        let server = fleet.init_server(&found)?;
+        let server = match &plan.flags.durable {
+            Some(folder) => fleet.init_durable_server(&found, Durability::in_folder(folder))?,
+            None => fleet.init_server(&found)?,
+        };
         let count = text::counted(found.tables.tables.len(), "table");
         out.line(format!("serving {count} at {}, {}", server.address(), part.exchange.name()))?;
         out.flush()?;
@@ -46,27 +53,40 @@ pub fn run(
     let dense: usize = found.plan.tables.dense.iter().map(|table| table.len).sum();
     let tables = plan.features.tables();
     let rows: f64 = tables.iter().map(|table| (table.rows * table.dim) as f64).sum();
-    plan.describe(fleet, dense as f64 + rows, out)?;
+    let batches = format!(
+        "{} on {}, batches of {} on each of {}",
+        part.exchange.name(),
+        text::counted(fleet.server_num().max(1), "server"),
+        part.batch,
+        text::counted(fleet.worker_num(), "worker"),
+    );
+    plan.describe(dense as f64 + rows, &batches, out)?;
     let is_first = fleet.is_first_worker();
     if is_first {
         make_folder(&plan.folder)?;
     }
-    let trained = train(plan, &part, &names, fleet, &mut worker)?;
-    trained.wait(&worker, 1)?;
-    worker.flush()?;
+    let (trained, closing) = train(plan, &part, &names, fleet, &mut worker)?;
     if is_first {
         load_best(plan, &trained, &mut worker)?;
-        plan.replace_model(|folder| {
+        let saved = plan.replace_model(|folder| {
             let (mode, format) = (SaveMode::All, SaveFormat::Binary);
             worker.save_inference_model(folder, &names.targets(), mode, format).map(drop)
+        });
+        saved.map_err(|error| {
+            error.or_help("all machines of the job must see the model folder (--output FOLDER)")
         })?;
-        plan.report(&trained, begin.elapsed().as_secs_f64(), out)?;
+        for (what, text) in closing.facts() {
+            plan.fact(what, &text, out)?;
+        }
+        plan.fact("pushes", &closing.pushes(), out)?;
+        plan.fact("whole", &format!("{:.1} s", begin.elapsed().as_secs_f64()), out)?;
+        plan.report(&trained, out)?;
     }
     // Servers must stay until the first worker has saved and reported.
     trained.wait(&worker, 2)?;
     worker.stop()?;
     if is_first {
-        plan.remove_checkpoints()?;
+        plan.drop_checkpoints()?;
     }
     Ok(())
 }
@@ -113,16 +133,19 @@ fn train(
     names: &OutputNames,
     fleet: &Fleet,
     worker: &mut Worker,
-) -> Result<Trained, Error> {
+) -> Result<(Trained, ClosingReport), Error> {
     let (job, steps) = (&plan.job, part.steps);
     let negatives = plan.negatives(part.share.own)?;
     let negatives = negatives.as_ref();
     let mut train = plan.rows(Part::Train, part.share, part.batch)?;
     let mut valid = None;
     let mut trainer = plan.trainer(fleet, names).steps(steps).look_ahead(false);
-    let every_steps = Some(job.train.checkpoint_every.unwrap_or(steps.div_ceil(CHECKPOINTS)));
-    let policy = CheckpointPolicy { every_steps, every: None, keep_last: super::CHECKPOINTS_KEPT };
-    trainer = trainer.checkpoints(&plan.checkpoints, policy);
+    if let Some(folder) = &plan.checkpoints {
+        let every_steps = Some(job.train.checkpoint_every.unwrap_or(steps.div_ceil(CHECKPOINTS)));
+        let keep_last = super::CHECKPOINTS_KEPT;
+        let policy = CheckpointPolicy { every_steps, every: None, keep_last };
+        trainer = trainer.checkpoints(folder, policy);
+    }
     if job.data.validation.is_some() {
         let (evaluation, every) = plan.validation(names);
         // Workers that do not wait for each other validate alone.
@@ -132,13 +155,32 @@ fn train(
         trainer = trainer.validate(evaluation, validation, every).goal(plan.goal());
         trainer = job.train.early_stop.into_iter().fold(trainer, |it, stop| it.early_stop(stop));
     }
-    trainer.run(worker, train.source(Part::Train, negatives))
+    let seen = worker.workers()?;
+    // Other workers may be a step ahead of a worker that has made none.
+    let is_first_process = seen.get(fleet.worker_index()).is_none_or(|own| own.steps == 0);
+    let steps_at_begin =
+        if is_first_process { 0 } else { seen.iter().map(|seen| seen.steps).sum() };
+    let begin = Instant::now();
+    let trained = trainer.run(&mut *worker, train.source(Part::Train, negatives))?;
+    trained.wait(worker, 1)?;
+    let seconds = begin.elapsed().as_secs_f64();
+    // Pull again, to include gradients that the other workers have sent since.
+    worker.flush()?;
+    let workers = part.share.of;
+    let all = (plan.counts.train * job.train.epochs) as f64;
+    let rows = all / (steps * workers) as f64;
+    let before = trained.steps_before as f64 * rows;
+    let planned = (all - before).max(0.0);
+    let (seen, stats) = (worker.workers()?, worker.stats());
+    let closing = ClosingReport { rows, planned, before, steps_at_begin, seconds, seen, stats };
+    Ok((trained, closing))
 }
 
 /// Loads the best model of the validations into the servers.
 fn load_best(plan: &TrainPlan, trained: &Trained, worker: &mut Worker) -> Result<(), Error> {
     let Some(best) = &trained.best else { return Ok(()) };
-    let folder = plan.checkpoints.join("best").join(format!("step-{:012}", best.step));
+    let Some(checkpoints) = &plan.checkpoints else { return Ok(()) };
+    let folder = checkpoints.join("best").join(format!("step-{:012}", best.step));
     if folder.is_dir() {
         worker.load_persistables(&folder)?;
         worker.adopt_loaded(&folder)?;

@@ -28,7 +28,7 @@ use crate::problems::fail_on_errors;
 use crate::saved::CHECKPOINTS_FOLDER;
 use crate::threads::Threads;
 use crate::train::collective::{Length, RankModel};
-use crate::train::{Prepared, TrainPlan, prepare};
+use crate::train::{Prepared, RunFlags, TrainPlan, prepare};
 use clap::Args;
 use fleet::strategy::StrategySource;
 use fleet::trainer::{Ended, Every, StopFlag};
@@ -292,7 +292,8 @@ impl<'f> Search<'f> {
             return Err(ExitReason::Terminated);
         }
         model.finish(&plan, trials.fleet, &trained)?;
-        plan.report(&trained, trained.seconds, out)?;
+        plan.trained(&trained, trained.seconds, out)?;
+        plan.report(&trained, out)?;
         let best_file = trials.origin.path(BEST_FILE);
         write_file(&best_file, plan.source.as_bytes())?;
         out.line(format!("{:<12}{} (trial {})", "best job", best_file.display(), best.trial + 1))?;
@@ -345,13 +346,14 @@ impl Trials<'_> {
         let text = Text { file: self.file.clone(), root, problems: Vec::new() };
         let prepared = self.prepared(&job, &text)?;
         let folder = self.folder(trial);
-        let checkpoints = folder.join(CHECKPOINTS_FOLDER);
+        let checkpoints = Some(folder.join(CHECKPOINTS_FOLDER));
         let (strategy, source_of) = (self.strategy.clone(), self.strategy_source.clone());
         Ok(TrainPlan {
             text,
             source,
             job,
             folder,
+            is_kept: true,
             checkpoints,
             strategy,
             strategy_source: source_of,
@@ -360,6 +362,7 @@ impl Trials<'_> {
             applied: prepared.applied,
             counts: prepared.counts,
             options,
+            flags: RunFlags::default(),
             is_quiet: true,
         })
     }
