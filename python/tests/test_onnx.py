@@ -337,35 +337,44 @@ def test_tables_of_servers(tmp_path):
     call = [sys.executable, "-c", code, *flags, *job]
     ran = subprocess.run(call, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+    model = model / "program"
     fleet.onnx.export_model(model, path)
     session = session_of(path)
     graph = onnx.load(path).graph
-    lookup = next(node for node in graph.node if node.op_type == "LabelEncoder")
-    keys = next(it for it in lookup.attribute if it.name == "keys_int64s").ints
-    table = next(it for it in graph.initializer if it.name.startswith("table_"))
-    rows = onnx.numpy_helper.to_array(table)
-    assert list(keys) == sorted(keys) and rows.shape[0] == len(keys) + 1
-    assert np.abs(rows[:-1]).max() > 0 and not rows[-1].any()
+    constants = {it.name: onnx.numpy_helper.to_array(it) for it in graph.initializer}
+    tables = []
+    for lookup in (node for node in graph.node if node.op_type == "LabelEncoder"):
+        keys = next(it for it in lookup.attribute if it.name == "keys_int64s").ints
+        gather = next(node for node in graph.node if lookup.output[0] in node.input)
+        rows = constants[gather.input[0]]
+        assert list(keys) == sorted(keys) and rows.shape[0] == len(keys) + 1
+        assert np.abs(rows[:-1]).max() > 0 and not rows[-1].any()
+        tables.append(({key: at for at, key in enumerate(keys)}, rows))
 
-    # The same network with the rows as an input, computed by our executor.
+    # The same network with the rows as inputs, computed by our executor.
     program, feeds, targets = static.load_inference_model(model / "model", None)
     text = program.to_string()
-    line = next(it for it in text.splitlines() if "distributed_lookup_table" in it)
-    found = re.search(r"Outputs: %([\w.]+)\) = .*Ids: %([\w.]+)\)", line)
-    found, ids = found.groups()
-    text = text.replace(line, "")
-    text = re.sub(rf"(%{re.escape(found)}: f32\[.*\])", r"\1 data", text)
-    split = static.Program.parse(text)
+    lines = [it for it in text.splitlines() if "distributed_lookup_table" in it]
+    assert len(lines) == len(tables) == 2
     rng = np.random.default_rng(1)
     feed = inputs_of(program, 4, rng)
-    feed[ids] = rng.choice(list(keys), feed[ids].shape)
-    feed[ids][:, :3] = [-1, 2**62, max(keys) + 1]
-    places = {key: at for at, key in enumerate(keys)}
-    at = np.vectorize(lambda key: places.get(key, len(keys)))(feed[ids])
+    known = list(tables[0][0])
+    found_rows = {}
+    for line, (places, rows) in zip(lines, tables):
+        found = re.search(r"Outputs: %([\w.]+)\) = .*Ids: %([\w.]+)\)", line)
+        found, ids = found.groups()
+        text = text.replace(line, "")
+        text = re.sub(rf"(%{re.escape(found)}: f32\[.*\])", r"\1 data", text)
+        if not found_rows:
+            feed[ids] = rng.choice(known, feed[ids].shape)
+            feed[ids][:, :3] = [-1, 2**62, max(known) + 1]
+        at = np.vectorize(lambda key, places=places: places.get(key, len(places)))(feed[ids])
+        found_rows[found] = rows[at]
+    split = static.Program.parse(text)
     names = [target.name for target in targets]
     exe = static.Executor(threads=1)
     given = {name: feed[name] for name in feeds if name != ids}
-    ours = exe.run(split, feed={**given, found: rows[at]}, fetch_list=names)
+    ours = exe.run(split, feed={**given, **found_rows}, fetch_list=names)
     theirs = session.run(names, {name: feed[name] for name in feeds})
     for expected, value in zip(ours, theirs):
         np.testing.assert_allclose(value, expected, RELATIVE, ABSOLUTE)

@@ -50,7 +50,6 @@ pub fn demo(size: &Size) -> Result<Demo> {
         score: None,
         targets: vec![model.logits.name()],
         optimizer: AdamW::new(schedule).coeff(0.01).into(),
-        rows: None,
         net,
         source,
         batch,

@@ -28,7 +28,6 @@ pub fn demo(size: &Size) -> Result<Demo> {
             false => Adam::new(1e-3).into(),
             true => Sgd::new(0.05).into(),
         },
-        rows: None,
         net,
         source,
         batch,

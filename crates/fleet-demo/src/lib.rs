@@ -2,8 +2,9 @@
 //! possible score, in one process or as the workers of a job.
 //!
 //! A demo is a network with an optimizer, a source of samples, and a test; each has its own file.
-//! The loop (`train.rs`), the display and the saving are shared. Demos are a first look, not a
-//! benchmark: for that use `cargo xtask bench`.
+//! The loop (`train.rs`), the display and the saving are shared. `wide_deep` is a job file instead,
+//! which is built in and trained by the code of jobs. Demos are a first look, not a benchmark: for
+//! that use `cargo xtask bench`.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
@@ -12,16 +13,15 @@ mod bert;
 mod gpt;
 mod lenet;
 mod resnet;
-mod server_closing;
 mod servers;
 mod train;
-mod wide_deep;
 mod word2vec;
 
 use clap::{Args, ValueEnum};
 use fleet::nn::optimizer::{Adam, Momentum, OptimizerDesc, Rule};
 use fleet::nn::{LrSchedule, Net};
-use fleet::strategy::StrategySource;
+use fleet::servers::written_exchange;
+use fleet::strategy::{StrategySource, Written};
 use fleet::trainer::{self, Feeds, Progress};
 use fleet::{
     DistributedOptimizer, DistributedStrategy, Error, ExecOptions, Fleet, Result, Session, Tensor,
@@ -29,6 +29,9 @@ use fleet::{
 };
 use fleet_base::output::{ExitReason, Output, error_line};
 use fleet_base::{file::make_folder, text};
+use fleet_job::Threads;
+use fleet_job::trace::Tracing;
+use fleet_job::train::{RunFlags, TrainArgs, run_built_in};
 use fleet_synth::{Digits, IMAGE_PIXELS, IMAGE_SIDE};
 use fleet_tensor::{bf16, f16};
 use std::fs;
@@ -42,40 +45,10 @@ pub struct DemoArgs {
     /// Model to train
     #[arg(value_enum, default_value_t = Which::WideDeep)]
     model: Which,
-    /// Number of samples to train on [default: enough to come close to the best score]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    samples: Option<u64>,
-    /// Number of threads, or 0 for the number of cores
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        value_parser = clap::value_parser!(u16).range(..=1024),
-    )]
-    threads: u16,
-    /// DistributedStrategy file (see fleet strategy)
-    #[arg(long, value_name = "FILE")]
-    strategy: Option<PathBuf>,
-    /// Save checkpoints to this folder, and resume from the newest one in it
-    #[arg(long, value_name = "FOLDER")]
-    checkpoint: Option<PathBuf>,
-    /// Make parameter servers durable: they log every push to this folder, and resume from it
-    /// after a restart
-    #[arg(long, value_name = "FOLDER")]
-    durable: Option<PathBuf>,
-    /// Steps between checkpoints [default: 1/20 of the training]
-    #[arg(
-        long,
-        alias = "checkpoint_every",
-        value_name = "STEPS",
-        requires = "checkpoint",
-        value_parser = clap::value_parser!(u64).range(1..),
-    )]
-    checkpoint_every: Option<u64>,
-    /// Write a trace of the last step's ops to FOLDER/rank-N.json, and print its exposed
-    /// communication (see fleet trace)
-    #[arg(long, value_name = "FOLDER")]
-    trace: Option<PathBuf>,
+    #[command(flatten)]
+    threads: Threads,
+    #[command(flatten)]
+    flags: RunFlags,
     /// Folder for the trained model [default: not saved]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
@@ -85,7 +58,7 @@ impl DemoArgs {
     /// Returns the strategy, and the file that it was read from.
     fn strategy(&self) -> Result<(DistributedStrategy, Option<StrategySource>)> {
         let mut strategy = DistributedStrategy::new();
-        let Some(file) = &self.strategy else { return Ok((strategy, None)) };
+        let Some(file) = &self.flags.strategy else { return Ok((strategy, None)) };
         let (source, warnings) = strategy.load_with_source(file)?;
         warnings.iter().for_each(error_line);
         Ok((strategy, Some(source)))
@@ -128,28 +101,30 @@ impl Which {
         }
     }
 
-    fn make(self, size: &Size) -> Result<Demo> {
+    /// Returns the network; `None` for the job file.
+    fn network(self) -> Option<Network> {
+        let network = |make: fn(&Size) -> Result<Demo>, batch, samples| {
+            Some(Network { name: self.name(), make, batch, samples })
+        };
         match self {
-            Which::WideDeep => wide_deep::demo(size),
-            Which::Lenet => lenet::demo(size),
-            Which::Word2vec => word2vec::demo(size),
-            Which::Bert => bert::demo(size),
-            Which::Resnet => resnet::demo(size),
-            Which::Gpt => gpt::demo(size),
+            Which::WideDeep => None,
+            Which::Lenet => network(lenet::demo, lenet::BATCH, lenet::SAMPLES),
+            Which::Word2vec => network(word2vec::demo, word2vec::BATCH, word2vec::SAMPLES),
+            Which::Bert => network(bert::demo, bert::BATCH, bert::SAMPLES),
+            Which::Resnet => network(resnet::demo, resnet::BATCH, resnet::SAMPLES),
+            Which::Gpt => network(gpt::demo, gpt::BATCH, gpt::SAMPLES),
         }
     }
+}
 
-    /// Returns the default samples per step and per training.
-    fn usual(self) -> (usize, u64) {
-        match self {
-            Which::WideDeep => (wide_deep::BATCH, wide_deep::SAMPLES),
-            Which::Lenet => (lenet::BATCH, lenet::SAMPLES),
-            Which::Word2vec => (word2vec::BATCH, word2vec::SAMPLES),
-            Which::Bert => (bert::BATCH, bert::SAMPLES),
-            Which::Resnet => (resnet::BATCH, resnet::SAMPLES),
-            Which::Gpt => (gpt::BATCH, gpt::SAMPLES),
-        }
-    }
+/// A demo that is made in code.
+struct Network {
+    name: &'static str,
+    make: fn(&Size) -> Result<Demo>,
+    /// Default samples per step.
+    batch: usize,
+    /// Default samples of the training.
+    samples: u64,
 }
 
 /// Source of samples, which are functions of their number and generated during training.
@@ -166,8 +141,6 @@ struct Demo {
     title: String,
     net: Net,
     optimizer: OptimizerDesc,
-    /// Optimizer of the rows of tables, if it differs.
-    rows: Option<OptimizerDesc>,
     source: Arc<dyn Source>,
     /// Samples per step, of all workers together.
     batch: usize,
@@ -205,7 +178,7 @@ impl Demo {
         trainer::from_fn(make).batches(u64::MAX).ahead(BATCHES_AHEAD)
     }
 
-    /// Returns the distributed form of `optimizer`; rows of tables keep their own optimizer.
+    /// Returns the distributed form of `optimizer`.
     fn distributed<'f>(
         &self,
         fleet: &'f Fleet,
@@ -214,9 +187,7 @@ impl Demo {
     ) -> DistributedOptimizer<'f> {
         let distributed = fleet.distributed_optimizer(optimizer, strategy);
         let distributed = distributed.global_batch(self.batch);
-        let distributed =
-            source.cloned().into_iter().fold(distributed, |it, source| it.read_from(source));
-        self.rows.iter().fold(distributed, |it, rows| it.rows(rows.clone()))
+        source.cloned().into_iter().fold(distributed, |it, source| it.read_from(source))
     }
 }
 
@@ -246,8 +217,6 @@ const FIRST_TESTED: u64 = 1 << 40;
 struct Size {
     samples: Option<u64>,
     workers: usize,
-    /// Number of workers that do not wait for each other, as parameter servers allow.
-    async_workers: usize,
     /// Whether the mode is GEO, which distributes only changes that add up.
     is_geo: bool,
 }
@@ -276,22 +245,72 @@ fn linear_decay(learning_rate: f64, steps: u64) -> LrSchedule {
     LrSchedule::Polynomial { learning_rate, decay_steps, end: 0.0, power: 1.0, cycle: false }
 }
 
+/// The job file of `wide_deep`.
+const WIDE_DEEP: &str = include_str!("../../../examples/jobs/wide_deep.toml");
+
 /// Trains, as this worker's part of the job.
 pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitReason> {
-    if fleet.topology().mode() == fleet::topology::Mode::ParameterServer {
-        return servers::run(args, fleet, out);
+    let has_servers = fleet.topology().mode() == fleet::topology::Mode::ParameterServer;
+    let title = format!("demo:{}", args.model.name());
+    args.flags.check_mode(has_servers, &title)?;
+    let is_first = !fleet.is_server() && fleet.is_first_worker();
+    check_writable(args.output.as_deref().filter(|_| is_first))?;
+    let Some(network) = args.model.network() else {
+        let (threads, flags, output) = (args.threads, args.flags.clone(), args.output.clone());
+        let file = title.into();
+        let (job, note) = wide_deep(&args.strategy()?, has_servers)?;
+        if let Some(note) = note.filter(|_| is_first) {
+            out.line(note)?;
+        }
+        let args = TrainArgs { file, threads, flags, output, ..TrainArgs::default() };
+        return run_built_in(&args, &job, fleet, out);
+    };
+    match has_servers {
+        true => servers::run(args, &network, fleet, out),
+        false => run_collective(args, &network, fleet, out),
     }
-    if args.durable.is_some() {
-        return Err(Error::invalid("--durable needs parameter servers, and this job has none")
-            .help("run fleetrun --server_num=1 --worker_num=2 demo:wide_deep --durable FOLDER")
-            .into());
-    }
-    check_writable(args.output.as_deref().filter(|_| fleet.is_first_worker()))?;
-    check_writable(args.trace.as_deref())?;
+}
+
+/// Returns the job file of `wide_deep` with an optimizer that suits the strategy, and a note if it is
+/// not that of the file.
+fn wide_deep(
+    (strategy, source): &(DistributedStrategy, Option<StrategySource>),
+    has_servers: bool,
+) -> Result<(String, Option<String>)> {
+    let written = Written { strategy, source: source.as_ref() };
+    let alone = strategy.localsgd() || strategy.adaptive_localsgd();
+    // Servers report errors in the strategy themselves.
+    let is_geo = has_servers && written_exchange(&written, false).is_ok_and(|it| it.is_geo());
+    let (rule, settings) = if is_geo {
+        // GEO sums the workers' changes. Rows are in few samples of a batch, so that their
+        // gradients are small.
+        ("sgd", "rate = 0.3 }\n\n[tables]\nrate = 2.5")
+    } else if !has_servers && strategy.lars() {
+        ("momentum", "rate = 0.5 }\n\n[tables]\nrate = 0.5")
+    } else if !has_servers && (strategy.dgc() || alone) {
+        ("momentum", "rate = 0.02 }\n\n[tables]\nrate = 0.5")
+    } else {
+        return Ok((WIDE_DEEP.to_string(), None));
+    };
+    let job =
+        WIDE_DEEP.replace(OPTIMIZER, &format!("optimizer = {{ kind = \"{rule}\", {settings}"));
+    Ok((job, Some(format!("wide_deep: {rule} instead of adam, as the strategy requires"))))
+}
+
+/// The optimizer of `wide_deep`, on the last line of the table `[train]`.
+const OPTIMIZER: &str = "optimizer = { kind = \"adam\", rate = 0.003 }";
+
+fn run_collective(
+    args: &DemoArgs,
+    network: &Network,
+    fleet: &Fleet,
+    out: &mut Output,
+) -> Result<(), ExitReason> {
+    check_writable(args.flags.trace.as_deref())?;
     let (strategy, source) = args.strategy()?;
-    let (samples, workers) = (args.samples, fleet.worker_num());
-    let size = Size { samples, workers, async_workers: 1, is_geo: false };
-    let (demo, name) = (args.model.make(&size)?, args.model.name());
+    let (samples, workers) = (args.flags.samples, fleet.worker_num());
+    let size = Size { samples, workers, is_geo: false };
+    let (demo, name) = ((network.make)(&size)?, network.name);
     let optimizer = suitable_optimizer(demo.optimizer.clone(), &strategy);
     if optimizer != demo.optimizer {
         let (rule, rate) = (optimizer.rule.op(), optimizer.settings.learning_rate.value_at(0));
@@ -305,16 +324,17 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
     let parameters = parameter_count(&demo.net)?;
     let optimizer = demo.distributed(fleet, optimizer, (&strategy, source.as_ref()));
     let job = optimizer.minimize(&demo.net, demo.net.var(&demo.loss))?;
-    let options = ExecOptions {
-        profile: args.trace.is_some(),
-        ..ExecOptions::threads(usize::from(args.threads))
-    };
+    let options = ExecOptions { profile: args.flags.trace.is_some(), ..args.threads.options() };
     let mut session = fleet.session(demo.net.build()?, &job, options.clone())?;
     out.line(&demo.title)?;
     let threads = session.executor.threads();
     out.line(header(name, &demo, parameters, (fleet, job.plan.copy.1), threads))?;
 
-    let trained = train::run(&demo, args, fleet, &mut session, job.plan.copy, out)?;
+    let mut tracing = Tracing::new(args.flags.trace.as_deref(), demo.steps)?;
+    let trained = train::run(&demo, args, fleet, &mut session, job.plan.copy, &mut tracing)?;
+    if let Some(line) = tracing.finish(fleet)? {
+        out.line(format!("trace     {line}"))?;
+    }
     fleet.meet(&mut session)?;
     if !trained.is_terminated
         && let Some(whole) = fleet.whole(&session)?
@@ -341,7 +361,7 @@ fn check_writable(folder: Option<&Path>) -> Result<()> {
 const LARS_RATE: f64 = 0.5;
 
 /// Returns the demo's optimizer. If the strategy is made for another rule and would not be applied,
-/// returns that rule instead. Rules for the rows of a table stay.
+/// returns that rule instead.
 fn suitable_optimizer(usual: OptimizerDesc, strategy: &DistributedStrategy) -> OptimizerDesc {
     let alone = strategy.localsgd() || strategy.adaptive_localsgd();
     match usual.rule {
@@ -481,5 +501,32 @@ impl Source for DigitImages {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The job file is valid with each optimizer.
+    #[test]
+    fn strategies_change_the_optimizer() {
+        let geo = "a_sync: true a_sync_configs { k_steps: 4 }";
+        for (text, has_servers, rule) in [
+            ("", false, "adam"),
+            ("", true, "adam"),
+            (geo, true, "sgd"),
+            ("lars: true", false, "momentum"),
+            ("dgc: true", false, "momentum"),
+            ("localsgd: true", false, "momentum"),
+            ("lamb: true", false, "adam"),
+        ] {
+            let strategy = DistributedStrategy::parse(text).unwrap();
+            let (job, note) = wide_deep(&(strategy, None), has_servers).unwrap();
+            assert!(job.contains(&format!("kind = \"{rule}\"")), "{text}: {job}");
+            assert_eq!(note.is_some(), rule != "adam", "{text}");
+            let problems = fleet_job::problems_of("job.toml".as_ref(), &job);
+            assert!(problems.is_empty(), "{problems:?}");
+        }
     }
 }

@@ -28,7 +28,6 @@ pub fn demo(size: &Size) -> Result<Demo> {
         score: Some(("acc", model.acc1.name())),
         targets: vec![model.logits.name()],
         optimizer: optimizer.weight_decay(Regularizer::L2(1e-4)).into(),
-        rows: None,
         net,
         source,
         batch,

@@ -5,26 +5,25 @@
 //! its own, and all workers together train as many samples as one process would. The training is
 //! therefore similar for any number of workers.
 
-use super::server_closing::ClosingReport;
-use super::{Demo, DemoArgs, Share, Size, UNSUPPORTED_ON_SERVERS, check_writable};
+use super::{Demo, DemoArgs, Network, Share, Size, UNSUPPORTED_ON_SERVERS};
 use fleet::ps::{Durability, SaveFormat, SaveMode};
 use fleet::servers::{Exchange, Worker, written_exchange};
 use fleet::strategy::Written;
 use fleet::trainer::Trained;
-use fleet::{CheckpointPolicy, Error, ExecOptions, Fleet};
+use fleet::{CheckpointPolicy, Error, Fleet};
 use fleet_base::output::{ExitReason, Output};
 use fleet_base::text;
+use fleet_job::closing::ClosingReport;
 use std::time::Instant;
 
 /// Runs this process's part of the job: a server serves, a worker trains.
-pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitReason> {
-    let name = args.model.name();
-    if args.trace.is_some() {
-        return Err(Error::unsupported("--trace is supported only for collective jobs")
-            .got("a job with parameter servers")
-            .help(format!("run fleetrun --nproc_per_node 2 demo:{name} --trace FOLDER"))
-            .into());
-    }
+pub fn run(
+    args: &DemoArgs,
+    network: &Network,
+    fleet: &Fleet,
+    out: &mut Output,
+) -> Result<(), ExitReason> {
+    let name = network.name;
     if let Some((_, why)) = UNSUPPORTED_ON_SERVERS.iter().find(|(known, _)| *known == name) {
         return Err(Error::unsupported(format!(
             "demo:{name} is not supported on parameter servers: {why}"
@@ -34,12 +33,12 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
     }
     let (strategy, source) = args.strategy()?;
     let written = Written { strategy: &strategy, source: source.as_ref() };
-    let plan = WorkerPlan::new(args, fleet, &written)?;
-    let demo = args.model.make(&plan.size)?;
+    let plan = WorkerPlan::new(args, network, fleet, &written)?;
+    let demo = (network.make)(&plan.size)?;
     let optimizer = demo.distributed(fleet, demo.optimizer.clone(), (&strategy, source.as_ref()));
     let job = optimizer.minimize_on_servers(&demo.net, demo.net.var(&demo.loss))?;
     if fleet.is_server() {
-        let server = match &args.durable {
+        let server = match &args.flags.durable {
             Some(folder) => fleet.init_durable_server(&job, Durability::in_folder(folder))?,
             None => fleet.init_server(&job)?,
         };
@@ -50,9 +49,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
         return Ok(server.run()?);
     }
     let first = fleet.is_first_worker();
-    check_writable(args.output.as_deref().filter(|_| first))?;
-    let options = ExecOptions::threads(usize::from(args.threads));
-    let mut worker = fleet.init_worker(demo.net.build()?, &job, options)?;
+    let mut worker = fleet.init_worker(demo.net.build()?, &job, args.threads.options())?;
     let dense: usize = job.plan.tables.dense.iter().map(|table| table.len).sum();
     out.line(&demo.title)?;
     let rows = job.plan.tables.sparse.iter().map(|table| table.width()).max();
@@ -99,6 +96,7 @@ struct WorkerPlan {
 impl WorkerPlan {
     fn new(
         args: &DemoArgs,
+        network: &Network,
         fleet: &Fleet,
         written: &Written<'_>,
     ) -> Result<WorkerPlan, ExitReason> {
@@ -109,9 +107,9 @@ impl WorkerPlan {
             (fleet.worker_num(), if fleet.is_worker() { fleet.worker_index() } else { 0 });
         // GEO sums the workers' changes, which requires sgd.
         let is_geo = exchange.is_geo();
-        let samples = args.samples;
-        let whole = Size { samples, workers, async_workers: 1, is_geo };
-        let (batch, samples) = args.model.usual();
+        let samples = args.flags.samples;
+        let whole = Size { samples, workers, is_geo };
+        let (batch, samples) = (network.batch, network.samples);
         let (whole_batch, steps) = whole.of(batch, samples);
         if exchange.is_sync() {
             let rows = whole_batch / workers;
@@ -119,12 +117,12 @@ impl WorkerPlan {
             return Ok(WorkerPlan { exchange, size: whole, steps, share, samples: whole_batch });
         }
         let (stride, first) = ((batch * workers) as u64, (own * batch) as u64);
-        let all = args.samples.unwrap_or(samples);
+        let all = args.flags.samples.unwrap_or(samples);
         let steps = all.div_ceil(stride);
         // A schedule follows the steps of all workers, or a worker's own steps in GEO.
         let scheduled = if exchange.is_geo() { steps } else { steps * workers as u64 };
         let samples = Some(scheduled * batch as u64);
-        let size = Size { samples, workers: 1, async_workers: workers, ..whole };
+        let size = Size { samples, workers: 1, ..whole };
         let share = Share { rows: batch, stride, first };
         Ok(WorkerPlan { exchange, size, steps, share, samples: batch * workers })
     }
@@ -148,8 +146,8 @@ fn train(
     // would lack the last step's update. On a machine where reads take no time this staleness gains
     // nothing.
     let mut trainer = demo.trainer(fleet, plan.steps).look_ahead(false);
-    if let Some(folder) = &args.checkpoint {
-        let every_steps = Some(args.checkpoint_every.unwrap_or(plan.steps.div_ceil(20)));
+    if let Some(folder) = &args.flags.checkpoint {
+        let every_steps = Some(args.flags.checkpoint_every.unwrap_or(plan.steps.div_ceil(20)));
         let policy = CheckpointPolicy { every_steps, every: None, keep_last: CHECKPOINTS_KEPT };
         let samples = format!("{} of all workers", plan.samples);
         trainer = trainer.checkpoints(folder, policy).constant("number of samples a step", samples);
@@ -162,8 +160,8 @@ fn train(
     let samples = |steps: u64| plan.samples as f64 / workers as f64 * steps as f64;
     let before = samples(trained.steps_before);
     let planned = (samples(plan.steps * workers as u64) - before).max(0.0);
-    let (rows, seen) = (plan.share.rows, worker.workers()?);
-    Ok((ClosingReport { rows, planned, before, steps_at_begin, seconds, seen }, trained))
+    let (rows, seen, stats) = (plan.share.rows as f64, worker.workers()?, worker.stats());
+    Ok((ClosingReport { rows, planned, before, steps_at_begin, seconds, seen, stats }, trained))
 }
 
 /// Number of checkpoints to keep: the newest, and one before it that is used if it is damaged.
@@ -176,7 +174,6 @@ fn summary(
     worker: &mut Worker,
     out: &mut Output,
 ) -> Result<(), ExitReason> {
-    let stats = worker.stats();
     let (what, found) = (demo.test)(&mut worker.session)?;
     if let Some(folder) = &args.output {
         let targets: Vec<&str> = demo.targets.iter().map(String::as_str).collect();
@@ -187,16 +184,7 @@ fn summary(
         fact(what, &found)?;
     }
     fact(what, &found)?;
-    let pushes = format!(
-        "worker 0: {} gradients in {} pushes, waited {:.2} s; staleness {:.1} own gradients on \
-         average, {} at most",
-        stats.gradient_count,
-        stats.push_count,
-        stats.blocked_seconds,
-        stats.staleness_mean(),
-        stats.staleness_max
-    );
-    fact("pushes", &pushes)?;
+    fact("pushes", &closing.pushes())?;
     args.output.as_ref().map_or(Ok(()), |folder| {
         fact("saved", &format!("{} (model/ and tables)", folder.display()))
     })

@@ -35,7 +35,6 @@ pub fn demo(size: &Size) -> Result<Demo> {
             false => Adagrad::new(linear_decay(0.2, steps)).into(),
             true => Sgd::new(linear_decay(GEO_RATE, steps)).into(),
         },
-        rows: None,
         net,
         source,
         batch,

@@ -12,7 +12,7 @@ const LAYERS: [(&str, &[&str]); 7] = [
         "run",
         &["fleet-exec", "fleet-data", "fleet-synth", "fleet-metrics", "fleet-format", "fleet-onnx"],
     ),
-    ("surface", &["fleet-launch", "fleet", "fleet-demo", "fleet-job", "fleet-serve", "fleet-cli"]),
+    ("surface", &["fleet-launch", "fleet", "fleet-job", "fleet-demo", "fleet-serve", "fleet-cli"]),
     ("dev", &["fleet-testhost", "fleet-testkit", "fleet-bench", "xtask"]),
 ];
 

@@ -46,7 +46,7 @@ fn a_job_that_waits_for_nobody_outlives_a_server_and_a_worker_of_another_machine
     );
     let first = first.check(137, &["the job is done without a worker: worker 1 on 127.0.0.2"]);
     let log = first.read("log/workerlog.0");
-    assert!(log.contains("AUC       0."), "{log}");
+    assert!(log.contains("AUC         0."), "{log}");
     for (place, server) in [(first, 0), (second, 1)] {
         let log = place.read("log/serverlog.0");
         assert!(log.contains("worker 1 is lost"), "server {server}: {log}");
@@ -65,7 +65,7 @@ fn a_synchronous_job_ends_with_a_worker_of_another_machine() {
     );
     let (first, second) = pair("apart_sync", "", &line);
     let own = folder(&second);
-    until("a step", || first.place.read("log/workerlog.0").contains("sync, "));
+    until("a step", || first.place.read("log/workerlog.0").contains("sync on "));
     kill("the second worker", || worker(1, &own));
     first.check(137, &["error: worker 1 on 127.0.0.2 (pid ", "was killed by SIGKILL (9)"]);
     second.check(137, &["error: worker 1 on 127.0.0.2 (pid "]);
@@ -78,7 +78,9 @@ fn a_job_ends_with_a_machine() {
                 --threads 1";
     let (first, mut second) = pair("apart_lost", "", line);
     let own = folder(&second);
-    until("the first machine's worker", || first.place.read("log/workerlog.0").contains("async, "));
+    until("the first machine's worker", || {
+        first.place.read("log/workerlog.0").contains("async on ")
+    });
     second.child.kill().unwrap();
     second.child.wait().unwrap();
     first.check(1, &["error: machine 127.0.0.2 is lost: "]);

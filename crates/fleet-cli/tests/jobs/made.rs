@@ -1,9 +1,10 @@
-//! Generated rows, categories whose values are rows of a table.
+//! Generated rows, categories whose values are rows of a table, and the demo that is a job file.
 
 use super::{Place, SHORT};
 use std::fs;
+use std::path::Path;
 
-/// A job whose rows are generated.
+/// The job of the demo.
 const EXAMPLE: &str = include_str!("../../../../examples/jobs/wide_deep.toml");
 
 /// A folder with the example, whose model folder is `model`.
@@ -42,6 +43,30 @@ fn generated_rows_are_trained_measured_and_scored() {
     assert!(said.contains("--keep is not supported with generated rows"), "{said}");
     let said = place.fail("fleet job init --data made:ctr/0..10 --out new.toml");
     assert!(said.contains("fleet job init looks at files"), "{said}");
+}
+
+/// Files with their bytes, in the order of their names.
+fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut files: Vec<(String, Vec<u8>)> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .map(|it| (it.file_name().into_string().unwrap(), fs::read(it.path()).unwrap()))
+        .collect();
+    files.sort();
+    assert!(!files.is_empty());
+    files
+}
+
+#[test]
+fn the_demo_trains_the_example() {
+    let place = example("made_demo");
+    let said = place.run("fleet demo wide_deep --samples 4096 --threads 2 --output demo");
+    assert!(said.contains("demo:wide_deep: 4.1 k rows to train on"), "{said}");
+    place.run("fleet job train job.toml --samples 4096 --threads 2");
+    let of = |model: &str| files(&place.0.join(model).join("program"));
+    assert!(of("demo") == of("model"), "the models differ");
+    let said = place.run("fleet demo wide_deep --samples 1024 --threads 1");
+    assert!(!said.contains("saved  ") && said.contains("best AUC"), "{said}");
 }
 
 #[test]
