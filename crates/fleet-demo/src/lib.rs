@@ -271,8 +271,8 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
     }
 }
 
-/// Returns the job file of `wide_deep` with an optimizer that suits the strategy, and a note if it is
-/// not that of the file.
+/// Returns the job file of `wide_deep` with an optimizer that suits the strategy, and a note if it
+/// is not that of the file.
 fn wide_deep(
     (strategy, source): &(DistributedStrategy, Option<StrategySource>),
     has_servers: bool,

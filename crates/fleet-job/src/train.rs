@@ -69,11 +69,7 @@ pub fn run(args: &TrainArgs, fleet: &Fleet, out: &mut Output) -> Result<(), Exit
 
 /// Like [`run`], with lines that may go elsewhere.
 pub fn train(args: &TrainArgs, fleet: &Fleet, out: &mut Lines<'_>) -> Result<(), ExitReason> {
-    let begin = Instant::now();
-    args.flags.check_mode(has_servers(fleet), "job:FILE")?;
-    let origin = Origin::new(args.file.parent().unwrap_or(Path::new("")), fleet.env())?;
-    let plan = TrainPlan::new(args, file::read(&args.file)?, origin, fleet)?;
-    plan.run(fleet, out, begin)
+    train_text(args, None, fleet, out)
 }
 
 /// Trains a job whose file is built into the program: `args.file` is its name, and its folders are
@@ -84,24 +80,39 @@ pub fn run_built_in(
     fleet: &Fleet,
     out: &mut Output,
 ) -> Result<(), ExitReason> {
+    train_text(args, Some(source), fleet, &mut Lines::Output(out))
+}
+
+fn train_text(
+    args: &TrainArgs,
+    built_in: Option<&str>,
+    fleet: &Fleet,
+    out: &mut Lines<'_>,
+) -> Result<(), ExitReason> {
     let begin = Instant::now();
+    let Some(source) = built_in else {
+        args.flags.check_mode(has_servers(fleet), "job:FILE")?;
+        let origin = Origin::new(args.file.parent().unwrap_or(Path::new("")), fleet.env())?;
+        let plan = TrainPlan::new(args, file::read(&args.file)?, origin, fleet)?;
+        return plan.run(fleet, out, begin);
+    };
     let text = (file::read_text(&args.file, source), source.to_string());
+    let mut plan = TrainPlan::new(args, text, Origin::new("", fleet.env())?, fleet)?;
+    if args.output.is_some() {
+        return plan.run(fleet, out, begin);
+    }
     // Only the first worker has files of its own.
-    let is_first = !fleet.is_server() && fleet.is_first_worker();
     let base = Path::new(fleet.env().text("TMPDIR").unwrap_or("/tmp"));
-    let temporary = match args.output.is_none() && is_first {
+    let temporary = match !fleet.is_server() && fleet.is_first_worker() {
         true => Some(TemporaryFolder::new(base, "fleet-model")?),
         false => None,
     };
-    let mut plan = TrainPlan::new(args, text, Origin::new("", fleet.env())?, fleet)?;
-    if args.output.is_none() {
-        plan.is_kept = false;
-        plan.checkpoints = args.flags.checkpoint.clone();
-    }
+    plan.is_kept = false;
+    plan.checkpoints = args.flags.checkpoint.clone();
     if let Some(folder) = &temporary {
         plan.folder = folder.path().to_path_buf();
     }
-    plan.run(fleet, &mut Lines::Output(out), begin)
+    plan.run(fleet, out, begin)
 }
 
 fn has_servers(fleet: &Fleet) -> bool {

@@ -18,6 +18,9 @@ fn example(name: &str) -> Place {
 #[test]
 fn generated_rows_are_trained_measured_and_scored() {
     let place = example("made");
+    // More steps.
+    let job = place.read("job.toml").replace("batch = 1024", "batch = 128");
+    fs::write(place.0.join("job.toml"), job).unwrap();
     let said = place.run("fleet job check job.toml --rows 5000");
     assert!(said.contains("job.toml: no problems, the first 5 k rows of 23 files"), "{said}");
     for line in [
@@ -30,7 +33,7 @@ fn generated_rows_are_trained_measured_and_scored() {
             assert!(said.contains(part), "{line}: '{part}' is not in:\n{said}");
         }
         let (auc, best) = (place.measure("auc"), place.measure("best_auc"));
-        assert!(auc > 0.62 && auc < best && best > 0.79 && best < 0.81, "{line}: {auc}, {best}");
+        assert!(auc > 0.6 && auc < best && best > 0.79 && best < 0.81, "{line}: {auc}, {best}");
         assert_eq!(place.measure("rows"), 20_480.0);
         // The job of the model has the rows that it was trained on.
         assert!(place.read("model/job.toml").contains("made:ctr/0..20480"));

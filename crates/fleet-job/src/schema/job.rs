@@ -68,8 +68,8 @@ static DATA: Table = Table {
         required(
             "train",
             FILES,
-            "files to train on, also of object stores; `*`, `?` and `[..]` are patterns; or generated \
-             rows, such as made:ctr/0..1500000",
+            "files to train on, also of object stores; `*`, `?` and `[..]` are patterns; or \
+             generated rows, such as made:ctr/0..1500000",
         ),
         field(
             "validation",
@@ -163,7 +163,8 @@ static COLUMN: Table = Table {
             "rows",
             Kind::Int(1, BUCKETS_MAX),
             "",
-            "category: its values are integers from 0 to below this, each of which has an embedding",
+            "category: its values are integers from 0 to below this, each of which has an \
+             embedding",
         ),
         field("dim", SIZE, "", "categories: width of the embedding; `model.dim` by default"),
         field("at_most", SIZE, "64", "categories with several values: values that are used"),

@@ -65,7 +65,7 @@ pub fn run(
     if is_first {
         make_folder(&plan.folder)?;
     }
-    let (trained, closing) = train(plan, &part, &names, fleet, &mut worker)?;
+    let (trained, closing) = train(plan, &part, &names, fleet, (&mut worker, begin))?;
     if is_first {
         load_best(plan, &trained, &mut worker)?;
         let saved = plan.replace_model(|folder| {
@@ -132,7 +132,7 @@ fn train(
     part: &WorkerPart,
     names: &OutputNames,
     fleet: &Fleet,
-    worker: &mut Worker,
+    (worker, begin): (&mut Worker, Instant),
 ) -> Result<(Trained, ClosingReport), Error> {
     let (job, steps) = (&plan.job, part.steps);
     let negatives = plan.negatives(part.share.own)?;
@@ -160,10 +160,10 @@ fn train(
     let is_first_process = seen.get(fleet.worker_index()).is_none_or(|own| own.steps == 0);
     let steps_at_begin =
         if is_first_process { 0 } else { seen.iter().map(|seen| seen.steps).sum() };
-    let begin = Instant::now();
+    let seconds_before = begin.elapsed().as_secs_f64();
     let trained = trainer.run(&mut *worker, train.source(Part::Train, negatives))?;
     trained.wait(worker, 1)?;
-    let seconds = begin.elapsed().as_secs_f64();
+    let seconds = begin.elapsed().as_secs_f64() - seconds_before;
     // Pull again, to include gradients that the other workers have sent since.
     worker.flush()?;
     let workers = part.share.of;
