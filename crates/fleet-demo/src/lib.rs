@@ -258,7 +258,7 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
     let Some(network) = args.model.network() else {
         let (threads, flags, output) = (args.threads, args.flags.clone(), args.output.clone());
         let file = title.into();
-        let (job, note) = wide_deep(&args.strategy()?, has_servers)?;
+        let (job, note) = wide_deep(&args.strategy()?, has_servers, fleet.worker_num())?;
         if let Some(note) = note.filter(|_| is_first) {
             out.line(note)?;
         }
@@ -271,12 +271,15 @@ pub fn run(args: &DemoArgs, fleet: &Fleet, out: &mut Output) -> Result<(), ExitR
     }
 }
 
-/// Returns the job file of `wide_deep` with an optimizer that suits the strategy, and a note if it
-/// is not that of the file.
+/// Returns the job file of `wide_deep` with a batch that divides among the workers and an optimizer
+/// that suits the strategy, and a note if the optimizer is not that of the file.
 fn wide_deep(
     (strategy, source): &(DistributedStrategy, Option<StrategySource>),
     has_servers: bool,
+    workers: usize,
 ) -> Result<(String, Option<String>)> {
+    let batch = BATCH.next_multiple_of(workers);
+    let file = WIDE_DEEP.replace(&format!("batch = {BATCH}"), &format!("batch = {batch}"));
     let written = Written { strategy, source: source.as_ref() };
     let alone = strategy.localsgd() || strategy.adaptive_localsgd();
     // Servers report errors in the strategy themselves.
@@ -290,13 +293,14 @@ fn wide_deep(
     } else if !has_servers && (strategy.dgc() || alone) {
         ("momentum", "rate = 0.02 }\n\n[tables]\nrate = 0.5")
     } else {
-        return Ok((WIDE_DEEP.to_string(), None));
+        return Ok((file, None));
     };
-    let job =
-        WIDE_DEEP.replace(OPTIMIZER, &format!("optimizer = {{ kind = \"{rule}\", {settings}"));
+    let job = file.replace(OPTIMIZER, &format!("optimizer = {{ kind = \"{rule}\", {settings}"));
     Ok((job, Some(format!("wide_deep: {rule} instead of adam, as the strategy requires"))))
 }
 
+/// The batch of `wide_deep`.
+const BATCH: usize = 1024;
 /// The optimizer of `wide_deep`, on the last line of the table `[train]`.
 const OPTIMIZER: &str = "optimizer = { kind = \"adam\", rate = 0.003 }";
 
@@ -522,7 +526,8 @@ mod tests {
             ("lamb: true", false, "adam"),
         ] {
             let strategy = DistributedStrategy::parse(text).unwrap();
-            let (job, note) = wide_deep(&(strategy, None), has_servers).unwrap();
+            let (job, note) = wide_deep(&(strategy, None), has_servers, 3).unwrap();
+            assert!(job.contains("\nbatch = 1026\n"), "{job}");
             assert!(job.contains(&format!("kind = \"{rule}\"")), "{text}: {job}");
             assert_eq!(note.is_some(), rule != "adam", "{text}");
             let problems = fleet_job::problems_of("job.toml".as_ref(), &job);

@@ -206,16 +206,6 @@ impl TrainPlan {
         Ok(plan)
     }
 
-    /// Returns the data and the features.
-    pub fn prepared(&self) -> Prepared {
-        Prepared {
-            data: Arc::clone(&self.data),
-            features: Arc::clone(&self.features),
-            applied: Arc::clone(&self.applied),
-            counts: self.counts,
-        }
-    }
-
     /// Trains, as this worker's part of the job, or serves.
     fn run(&self, fleet: &Fleet, out: &mut Lines<'_>, begin: Instant) -> Result<(), ExitReason> {
         match has_servers(fleet) {

@@ -143,16 +143,15 @@ impl RankModel {
         let negatives = plan.negatives(self.copy.0 as u64)?;
         let negatives = negatives.as_ref();
         let tracing = &mut self.tracing;
-        let mut trainer = plan
-            .trainer(fleet, &self.names)
-            .epochs(plan.job.train.epochs)
-            .stop_on(stop)
-            .on_event(|event, model| {
-                if let Event::Step { step, .. } = event {
-                    tracing.after_step(*step, &model.session().executor);
-                }
-                Ok(ControlFlow::Continue(()))
-            });
+        let mut trainer =
+            plan.trainer(fleet, &self.names).epochs(plan.job.train.epochs).stop_on(stop).on_event(
+                |event, model| {
+                    if let Event::Step { step, .. } = event {
+                        tracing.after_step(*step, &model.session().executor);
+                    }
+                    Ok(ControlFlow::Continue(()))
+                },
+            );
         if let Some(folder) = &plan.checkpoints {
             trainer = trainer.checkpoints(folder, plan.policy());
         }
