@@ -32,7 +32,11 @@ impl Cut {
             return Cut::Bytes(f64::from(configs.segment_broadcast_MB()) * 1024.0 * 1024.0);
         }
         let both = configs.segment_anchors.iter().flat_map(|name| [name.clone(), grad_name(name)]);
-        Cut::Anchors(both.filter_map(|name| main.find_var(&name)).collect())
+        let both: HashSet<String> = both.collect();
+        // In a pipeline, each micro-batch has a variable of its own.
+        let whole = |name: &str| name.split("@MICRO_").next().is_some_and(|it| both.contains(it));
+        let anchors = main.vars().filter(|(_, var)| whole(&var.name));
+        Cut::Anchors(anchors.map(|(id, _)| id).collect())
     }
 }
 
