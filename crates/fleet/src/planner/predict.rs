@@ -342,7 +342,7 @@ mod tests {
     /// Of sharded stages, the owner of most counts.
     #[test]
     fn sharded_stages() {
-        let network = layers(4);
+        let network = layers(8);
         let schedule = Schedule::new(4);
         let need = |degrees: [usize; 4]| {
             let layout = Layout { schedule, ..Layout::new(Grid::new(degrees)) };
@@ -354,7 +354,7 @@ mod tests {
             found.memory_bytes
         };
         let (copies, shards) = (need([1, 1, 2, 2]), need([1, 2, 2, 1]));
-        // Of a stage of two layers of 257 KiB, a rank has the moments of one.
+        // Of a stage of four layers of 257 KiB, the owner of most has the moments of three.
         let moments = 2 * 257 * 1024;
         assert!(shards + moments / 2 < copies, "{shards} {copies}");
     }
