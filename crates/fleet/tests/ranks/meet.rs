@@ -52,7 +52,14 @@ pub fn compare(fleet: &Fleet, folder: &Path) -> Result<()> {
 #[test]
 fn models_become_one() {
     // Ranks that divide the parameters have no models to compare.
-    const DIVIDED: [&str; 4] = ["sharded_parameters", "pipeline", "pipelines", "virtual_stages"];
+    const DIVIDED: [&str; 6] = [
+        "sharded_parameters",
+        "pipeline",
+        "pipelines",
+        "virtual_stages",
+        "sharded_stages",
+        "sharded_parameters_of_stages",
+    ];
     let divides = |name: &str| DIVIDED.contains(&name);
     for name in NAMES.into_iter().filter(|name| !divides(name)) {
         assert_success(&run_in("meet", 2, name));
