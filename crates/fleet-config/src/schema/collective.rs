@@ -214,7 +214,7 @@ message! {
             ignored "optimizer state is in host memory already";
         /// With a pipeline: all-reduces gradients in the update.
         pp_allreduce_in_optimize(10): optional bool = false,
-            ignored "stage selects whether gradients are merged before they are sent";
+            ignored "merged gradients are sent once a step already";
         /// Stages of a pipeline; more than 1 turns `pipeline` on.
         pp_degree(11): optional int32 = 1, allowed [AT_LEAST_1, COUNT, "1"];
         /// Casts parameters in the update instead of the forward pass.

@@ -69,7 +69,7 @@ impl Cells {
                 ids.push(self.word(index, text)?);
             }
             (ColumnKind::Row { rows }, Values::Ids(ids)) if !self.missing.is_mark(text) => {
-                let row = whole_integer(text).ok_or_else(|| wrong_row(column, *rows))?;
+                let row = row_number(text).ok_or_else(|| wrong_row(column, *rows))?;
                 ids.push(self.row(index, *rows, row)?);
             }
             (ColumnKind::Time, Values::Ids(ids)) if !self.missing.is_mark(text) => {
@@ -293,6 +293,12 @@ fn pieces<'a>(text: &'a [u8], separator: &'a Option<String>) -> impl Iterator<It
         rest = found.map(|at| &whole[at + separator.len()..]);
         Some(whole[..found.unwrap_or(whole.len())].trim_ascii())
     })
+}
+
+/// Returns the integer of a text, which may have the form of a float, such as 2.0.
+fn row_number(text: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(text).ok()?;
+    text.parse().ok().or_else(|| Scalar::Float(text.parse().ok()?).whole())
 }
 
 /// Returns the seconds of a text: an integer, a date or a time.
