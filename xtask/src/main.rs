@@ -123,7 +123,8 @@ fn ci() -> Outcome {
     std::thread::scope(|scope| {
         // The guide and the package have folders of their own, so the tests start at once.
         let beside = scope.spawn(|| ["guide", "outside", "python"].map(output_of));
-        let tests = cargo("tests", &["test", "--workspace"]);
+        // One run shows the failures of all crates.
+        let tests = cargo("tests", &["test", "--workspace", "--no-fail-fast"]);
         let beside = beside.join().map_err(|_| "a task beside the tests panicked".to_string())?;
         beside.into_iter().try_for_each(|task| task)?;
         tests

@@ -298,22 +298,24 @@ impl ServerSaves {
         }
         self.saved_step = Some(step);
         worker.flush()?;
-        if self.is_alone && is_due {
+        let progress = if self.is_alone && is_due {
             let (first, second) = self.barriers_of(step);
             wait(worker, first)?;
             // An earlier process of this worker may have saved, and died since.
             if has_passed(worker, second)? {
                 return Ok(false);
             }
-            self.save(&self.folder, state, worker)?;
+            let progress = self.save(&self.folder, state, worker)?;
             wait(worker, second)?;
+            progress
         } else {
             worker.barrier()?;
-            self.save(&self.folder, state, worker)?;
+            let progress = self.save(&self.folder, state, worker)?;
             worker.barrier()?;
-        }
+            progress
+        };
         if self.own == 0 {
-            self.complete(&self.folder, step, self.keep_last, worker)?;
+            self.complete(&self.folder, &progress, self.keep_last)?;
         }
         Ok(true)
     }
@@ -325,15 +327,17 @@ impl ServerSaves {
         }
         let folder = self.folder.join(BEST);
         make_folder(&folder)?;
-        self.save(&folder, state, worker)?;
-        self.complete(&folder, state.step, 1, worker)?;
+        let progress = self.save(&folder, state, worker)?;
+        self.complete(&folder, &progress, 1)?;
         Ok(true)
     }
 
-    /// Saves this worker's part; the first worker also saves the tables.
-    fn save(&self, folder: &Path, state: &State, worker: &mut Worker) -> Result<()> {
+    /// Saves this worker's part; the first worker also saves the tables. Returns the steps that
+    /// the tables have, read before the save: once it has ended, other workers train on.
+    fn save(&self, folder: &Path, state: &State, worker: &mut Worker) -> Result<ServerProgress> {
         let path = step_folder(folder, state.step);
         make_folder(&path)?;
+        let progress = ServerProgress { step: state.step, steps: steps_of_all(worker)? };
         if self.own == 0 {
             // An earlier run may have left a checkpoint of this step.
             for name in [PROGRESS_FILE, DAMAGED_FILE] {
@@ -347,19 +351,14 @@ impl ServerSaves {
         let entries = state.entries(self.workers, &self.constants);
         let meta = Meta { step: scope.step(), entries };
         let pairs = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
-        save_tensors(worker_folder(&path, self.own), pairs, &meta)
+        save_tensors(worker_folder(&path, self.own), pairs, &meta)?;
+        Ok(progress)
     }
 
-    /// Completes the checkpoint of a step, and removes all but the last ones.
-    fn complete(
-        &self,
-        folder: &Path,
-        step: u64,
-        keep_last: usize,
-        worker: &mut Worker,
-    ) -> Result<()> {
-        let steps = steps_of_all(worker)?;
-        ServerProgress { step, steps }.write(&step_folder(folder, step))?;
+    /// Completes a checkpoint, and removes all but the last ones.
+    fn complete(&self, folder: &Path, progress: &ServerProgress, keep_last: usize) -> Result<()> {
+        let step = progress.step;
+        progress.write(&step_folder(folder, step))?;
         // Checkpoints of later steps were left by a run that has resumed from an earlier one.
         let mut all = checkpoints(folder)?;
         all.retain(|(other, _)| *other != step);
