@@ -12,9 +12,9 @@ use fleet_strategy::{
     AmpConfig, DistributedStrategy, HybridConfig, LambConfig, LarsConfig, Plan, Ranks,
     ShardingConfig, minimize,
 };
-use fleet_tensor::Tensor;
+use fleet_tensor::{Tensor, bf16, f16};
 use fleet_testkit::local;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const STEPS: usize = 5;
 
@@ -235,12 +235,38 @@ fn whole(ranks: &[Rank], of: impl Fn(&Rank) -> &Kept) -> BTreeMap<String, Vec<f3
     all
 }
 
-/// Fails if a parameter differs by more than `limit` of its largest element, or another variable,
-/// which is a sum of large numbers of both signs, by more than four times that.
+/// How far the numbers of two trainings may be apart.
+#[derive(Default)]
+struct Limit {
+    /// As a part of the largest element of a parameter. Other variables are sums of large numbers
+    /// of both signs and may differ by four times as much.
+    of_largest: f32,
+    /// Elements of parameters whose first gradient is nothing but the rounding of the numbers that
+    /// cancel in it. Other partial sums round otherwise, and may turn its sign. A rule that divides
+    /// by the root of the square moves the element by up to the rate whatever the gradient's size:
+    /// Adagrad by rate * g / (|g| + epsilon).
+    undetermined: BTreeMap<String, BTreeSet<usize>>,
+    /// How far apart such elements may be besides.
+    turned: f32,
+}
+
+impl Limit {
+    fn of_largest(limit: f32) -> Limit {
+        Limit { of_largest: limit, ..Limit::default() }
+    }
+
+    fn of(&self, name: &str, at: usize, largest: f32) -> f32 {
+        let is_turned = self.undetermined.get(name).is_some_and(|places| places.contains(&at));
+        let factor = if is_parameter(name) { 1.0 } else { 4.0 };
+        factor * self.of_largest * largest + if is_turned { self.turned } else { 0.0 }
+    }
+}
+
+/// Fails if the numbers of two trainings are farther apart than `limit`.
 fn assert_near(
     found: &BTreeMap<String, Vec<f32>>,
     expected: &BTreeMap<String, Vec<f32>>,
-    limit: f32,
+    limit: &Limit,
     what: &str,
 ) {
     let mut compared = 0;
@@ -249,9 +275,9 @@ fn assert_near(
         assert_eq!(found.len(), expected.len(), "{what}: {name}");
         // Biases that start at zero are small sums of large numbers.
         let largest = expected.iter().fold(SMALLEST, |all, it| all.max(it.abs()));
-        let limit = if is_parameter(name) { limit } else { 4.0 * limit };
-        for (a, b) in found.iter().zip(expected) {
-            assert!((a - b).abs() <= limit * largest, "{what}: {name}: {a} and {b}");
+        for (at, (a, b)) in found.iter().zip(expected).enumerate() {
+            let limit = limit.of(name, at, largest);
+            assert!((a - b).abs() <= limit, "{what}: {name}[{at}]: {a} and {b}");
             compared += 1;
         }
     }
@@ -272,6 +298,17 @@ fn check(
     strategy: &DistributedStrategy,
     places: &[(usize, usize)],
     limit: f32,
+) {
+    check_within(what, model, optimizer, strategy, places, &Limit::of_largest(limit));
+}
+
+fn check_within(
+    what: &str,
+    model: Model,
+    optimizer: &OptimizerDesc,
+    strategy: &DistributedStrategy,
+    places: &[(usize, usize)],
+    limit: &Limit,
 ) {
     let plain = train(model, optimizer, strategy, (1, 1), STEPS);
     let first = whole(&plain, |rank| &rank.first);
@@ -295,7 +332,8 @@ fn check(
             for rank in &ranks {
                 assert!(rank.losses == ranks[0].losses, "{what}: ranks have one loss");
                 for (loss, plain) in rank.losses.iter().zip(&plain[0].losses) {
-                    assert!((loss - plain).abs() <= limit * 10.0 * plain.abs(), "{what}");
+                    let limit = limit.of_largest * 10.0 * plain.abs();
+                    assert!((loss - plain).abs() <= limit, "{what}");
                 }
             }
         }
@@ -352,15 +390,39 @@ fn odd_vocabularies_are_those_of_one_rank() {
     check("words", WORDS, &momentum(), &plain(), &PLACES, NEAR);
     for name in STRATEGIES {
         for (of, optimizer) in optimizers() {
-            let limit = tolerance(name, &optimizer);
-            // Such rules amplify the rounding of small 16-bit gradients.
-            if limit > 1e-3 && limit_of(&optimizer) > NEAR {
-                continue;
-            }
             let what = format!("odd, {name}, {of}");
-            check(&what, WORDS, &optimizer, &with(name), &[(3, 1)], limit);
+            let limit = Limit {
+                of_largest: tolerance(name, &optimizer),
+                undetermined: undetermined(WORDS, name),
+                turned: 2.0 * optimizer.settings.learning_rate.value_at(0) as f32,
+            };
+            check_within(&what, WORDS, &optimizer, &with(name), &[(3, 1)], &limit);
         }
     }
+}
+
+/// Returns the positions in each parameter at which the gradient of the first step is smaller than
+/// the rounding of the 16-bit numbers that it sums, though not zero.
+///
+/// One bias of [`WORDS`] has the gradient -2.7e-5 in single precision on one rank and on three. It
+/// is the sum of numbers up to 7e-2. With AMP it is -1.3e-5 on one rank and -0.4e-5 on three.
+fn undetermined(model: Model, strategy: &str) -> BTreeMap<String, BTreeSet<usize>> {
+    let rounding = match strategy {
+        "amp" | "fp16" => f32::from(f16::EPSILON),
+        "bf16" => f32::from(bf16::EPSILON),
+        _ => return BTreeMap::new(),
+    };
+    let rank = &train(model, &Sgd::new(1.0).into(), &with(strategy), (1, 1), 1)[0];
+    let parameters = rank.first.iter().filter(|(name, _)| is_parameter(name));
+    let of_parameter = |(name, (_, first)): (&String, &(Vec<i64>, Vec<f32>))| {
+        let gradient: Vec<f32> =
+            first.iter().zip(&rank.kept[name].1).map(|(before, after)| before - after).collect();
+        let largest = gradient.iter().fold(0.0f32, |all, it| all.max(it.abs()));
+        let is_small =
+            |at: &usize| gradient[*at] != 0.0 && gradient[*at].abs() <= rounding * largest;
+        (name.clone(), (0..gradient.len()).filter(is_small).collect())
+    };
+    parameters.map(of_parameter).collect()
 }
 
 #[test]
@@ -464,7 +526,8 @@ fn sharding_of_parts() {
             let strategy = DistributedStrategy::new().use_sharding(configs.with_sharding_degree(2));
             let ranks = train(LAYERS, &optimizer, &strategy, (2, 2), STEPS);
             let what = format!("stage {stage}, {name}");
-            assert_near(&whole(&ranks, |rank| &rank.kept), &last, limit_of(&optimizer), &what);
+            let limit = Limit::of_largest(limit_of(&optimizer));
+            assert_near(&whole(&ranks, |rank| &rank.kept), &last, &limit, &what);
         }
     }
 }
