@@ -238,6 +238,16 @@ impl Connection {
             .help("give every rank the same number of batches: drop or repeat the last ones"))
     }
 
+    /// Returns why this process ends while others still need it. A failure that another rank has
+    /// caused is named: ranks that share no group with that one learn of it from this rank only.
+    fn how_left(&self) -> String {
+        let is_other = |error: &&Error| error.culprit().is_some_and(|it| it != self.world.rank());
+        match lock(&self.fault).as_ref().filter(is_other) {
+            Some(error) => format!("{} after an error: {}", self.how_left, error.message()),
+            None => self.how_left.to_string(),
+        }
+    }
+
     /// Returns the group of a ring. It is opened once and shared by sessions.
     fn group(&self, ring: &RingSpec, members: &[usize]) -> Result<Group> {
         // Sessions may place the ranks of such a ring at other distances.
@@ -299,9 +309,10 @@ impl Drop for Connection {
     fn drop(&mut self) {
         let finished = self.finished.load(SeqCst);
         if !finished && !self.world.abort().is_fired() {
+            let how = self.how_left();
             // Report first: the others' failure follows from this one, not the reverse.
-            self.reporter.failed(&Error::unavailable(self.how_left));
-            self.membership.report_end(self.world.rank(), self.how_left);
+            self.reporter.failed(&Error::unavailable(&how));
+            self.membership.report_end(self.world.rank(), &how);
         }
     }
 }

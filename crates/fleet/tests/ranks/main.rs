@@ -59,8 +59,8 @@ fn work(job: &str, folder: &Path) -> Result<()> {
         "resume elsewhere" => init().and_then(|fleet| resume::resume_elsewhere(&fleet, folder)),
         "save in two folders" => init().and_then(|fleet| resume::two_folders(&fleet, folder)),
         "die while saving" => init().and_then(|fleet| resume::die_while_saving(&fleet, folder)),
-        "train until killed" => init().and_then(|fleet| deaths::train(&fleet, folder, true)),
-        "train again" => init().and_then(|fleet| deaths::train(&fleet, folder, false)),
+        "train until killed" => init().and_then(|fleet| deaths::train_until_killed(&fleet, folder)),
+        "train again" => init().and_then(|fleet| deaths::train_again(&fleet, folder)),
         "unequal" => {
             let name = folder.to_str().unwrap_or_default();
             init().and_then(|fleet| deaths::unequal(&fleet, name))
