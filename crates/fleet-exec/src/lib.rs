@@ -26,6 +26,7 @@ mod scope;
 mod shapes;
 mod spill;
 mod trace;
+mod tree;
 
 pub use executor::Executor;
 pub use interpreter::Interpreter;

@@ -1,5 +1,8 @@
 //! Arena packing: offsets for buffers with known lifetimes.
 
+use crate::tree::Tree;
+use std::collections::BTreeSet;
+
 /// A buffer to place. It is live from step `start` to step `end`, inclusive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
@@ -18,7 +21,7 @@ pub(crate) fn pack(blocks: &[Block]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..blocks.len()).collect();
     order.sort_by_key(|index| (std::cmp::Reverse(blocks[*index].bytes), blocks[*index].start));
     let mut offsets = vec![0usize; blocks.len()];
-    let mut placed: Vec<usize> = Vec::with_capacity(blocks.len());
+    let mut placed = Placed::new(blocks.iter().map(|block| block.end + 1).max().unwrap_or(0));
     let mut total = 0;
     let mut taken: Vec<(usize, usize)> = Vec::new();
     for index in order {
@@ -29,9 +32,8 @@ pub(crate) fn pack(blocks: &[Block]) -> (Vec<usize>, usize) {
         taken.clear();
         taken.extend(
             placed
-                .iter()
-                .filter(|other| overlap(block, &blocks[**other]))
-                .map(|other| (offsets[*other], offsets[*other] + blocks[*other].bytes)),
+                .overlapping(block)
+                .map(|other| (offsets[other], offsets[other] + blocks[other].bytes)),
         );
         taken.sort_unstable();
         let mut offset = 0;
@@ -43,9 +45,40 @@ pub(crate) fn pack(blocks: &[Block]) -> (Vec<usize>, usize) {
         }
         offsets[index] = offset;
         total = total.max(offset + block.bytes);
-        placed.push(index);
+        placed.add(block, index);
     }
     (offsets, total.next_multiple_of(ALIGN))
+}
+
+/// The placed blocks by lifetime. A block finds those that live with it in time proportional to
+/// their number: most blocks live for a few of many steps.
+struct Placed {
+    steps: Tree,
+    /// By node of the tree: the blocks whose lifetime the node helps to cover.
+    living: Vec<Vec<usize>>,
+    /// By first step: the blocks that start there.
+    starting: BTreeSet<(usize, usize)>,
+}
+
+impl Placed {
+    fn new(step_count: usize) -> Placed {
+        let steps = Tree::new(step_count);
+        Placed { steps, living: vec![Vec::new(); steps.node_count()], starting: BTreeSet::new() }
+    }
+
+    fn add(&mut self, block: &Block, index: usize) {
+        for node in self.steps.cover(&(block.start..block.end + 1)) {
+            self.living[node].push(index);
+        }
+        self.starting.insert((block.start, index));
+    }
+
+    /// Returns the blocks that are live while `block` is: when it starts, or from a later step on.
+    fn overlapping(&self, block: &Block) -> impl Iterator<Item = usize> {
+        let before = self.steps.path(block.start).flat_map(|node| &self.living[node]).copied();
+        let later = self.starting.range((block.start + 1, 0)..(block.end + 1, 0));
+        before.chain(later.map(|(_, index)| *index))
+    }
 }
 
 /// Returns the maximum number of bytes that are live at once, a lower bound of the arena's size.
@@ -64,14 +97,14 @@ pub(crate) fn max_live_bytes(blocks: &[Block]) -> usize {
     live.max().map_or(0, |most| most.max(0) as usize)
 }
 
-fn overlap(a: &Block, b: &Block) -> bool {
-    a.start <= b.end && b.start <= a.end
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use fleet_base::rng::Sequence;
+
+    fn overlap(a: &Block, b: &Block) -> bool {
+        a.start <= b.end && b.start <= a.end
+    }
 
     #[test]
     fn no_two_live_blocks_share_bytes() {
@@ -94,6 +127,25 @@ mod tests {
                     let empty = blocks[i].bytes == 0 || blocks[j].bytes == 0;
                     assert!(apart || empty || !overlap(&blocks[i], &blocks[j]));
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_finds_all_that_live_with_it() {
+        let mut rng = Sequence::new(8, 0);
+        for _ in 0..100 {
+            let mut placed = Placed::new(50);
+            let mut blocks: Vec<Block> = Vec::new();
+            for index in 0..rng.below(60) as usize {
+                let start = rng.below(40) as usize;
+                let block = Block { bytes: 1, start, end: start + rng.below(10) as usize };
+                let mut found: Vec<usize> = placed.overlapping(&block).collect();
+                found.sort_unstable();
+                let lives = |other: &usize| overlap(&block, &blocks[*other]);
+                assert_eq!(found, (0..index).filter(lives).collect::<Vec<_>>());
+                placed.add(&block, index);
+                blocks.push(block);
             }
         }
     }

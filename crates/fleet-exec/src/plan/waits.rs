@@ -8,6 +8,7 @@
 
 use super::arena::Places;
 use super::{Place, Step, StepKind};
+use crate::tree::Tree;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -102,11 +103,10 @@ fn waits(
 }
 
 /// For each cell of the memory, the last step of a lane that uses it, as the number of steps that
-/// the lane has finished then. It is a segment tree: node 1 is the root, node n has the children 2n
-/// and 2n + 1, and the leaves are the cells. Steps are added in order, so a new one is the maximum
-/// of every range that contains it.
+/// the lane has finished then. Steps are added in order, so a new one is the maximum of every range
+/// that contains it.
 struct LastUse {
-    leaves: usize,
+    tree: Tree,
     /// By node: the last step that uses any of its cells.
     any: Vec<usize>,
     /// By node: the last step that uses all of its cells.
@@ -115,52 +115,26 @@ struct LastUse {
 
 impl LastUse {
     fn new(cells: usize) -> LastUse {
-        LastUse { leaves: cells, any: vec![0; 2 * cells], all: vec![0; 2 * cells] }
+        let tree = Tree::new(cells);
+        LastUse { any: vec![0; tree.node_count()], all: vec![0; tree.node_count()], tree }
     }
 
     /// Sets the last use of some cells to a step that is later than those set before.
     fn set(&mut self, cells: &Range<usize>, step: usize) {
-        for node in self.cover(cells) {
+        for node in self.tree.cover(cells) {
             self.any[node] = step;
             self.all[node] = step;
         }
-        for node in self.ancestors(cells) {
+        for node in self.tree.above(cells) {
             self.any[node] = step;
         }
     }
 
     /// Returns the last use of any of some cells; 0 if there is none.
     fn of(&self, cells: &Range<usize>) -> usize {
-        let inside = self.cover(cells).map(|node| self.any[node]);
-        let around = self.ancestors(cells).map(|node| self.all[node]);
+        let inside = self.tree.cover(cells).map(|node| self.any[node]);
+        let around = self.tree.above(cells).map(|node| self.all[node]);
         inside.chain(around).max().unwrap_or(0)
-    }
-
-    /// Returns the nodes that together cover some cells, none twice.
-    fn cover(&self, cells: &Range<usize>) -> impl Iterator<Item = usize> + use<> {
-        let (mut low, mut high) = (cells.start + self.leaves, cells.end + self.leaves);
-        std::iter::from_fn(move || {
-            while low < high {
-                if low % 2 == 1 {
-                    low += 1;
-                    return Some(low - 1);
-                }
-                if high % 2 == 1 {
-                    high -= 1;
-                    return Some(high);
-                }
-                (low, high) = (low / 2, high / 2);
-            }
-            None
-        })
-    }
-
-    /// Returns the inner nodes above the first and the last of some cells. A node that contains a
-    /// covering node is among them.
-    fn ancestors(&self, cells: &Range<usize>) -> impl Iterator<Item = usize> + use<> {
-        let above = |leaf: usize| std::iter::successors(Some(leaf / 2), |node| Some(node / 2));
-        let (first, last) = (cells.start + self.leaves, cells.end - 1 + self.leaves);
-        above(first).take_while(|node| *node > 0).chain(above(last).take_while(|node| *node > 0))
     }
 }
 
