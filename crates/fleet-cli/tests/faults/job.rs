@@ -19,6 +19,8 @@ pub enum Mode {
     Tensor,
     /// Collective: workers have stages of the model.
     Pipeline,
+    /// Collective: pairs of workers own the parameters, gradients and state of a stage.
+    ShardedPipeline,
     Sync,
     HalfAsync,
     Async,
@@ -74,9 +76,14 @@ pub enum Phase {
 
 pub const MODES: &[Mode] = &[Mode::Collective, Mode::Sync, Mode::HalfAsync, Mode::Async, Mode::Geo];
 /// Modes whose workers divide the model.
-pub const DIVIDED: &[Mode] = &[Mode::Sharding, Mode::Tensor, Mode::Pipeline];
+pub const DIVIDED: &[Mode] = &[Mode::Sharding, Mode::Tensor, Mode::Pipeline, Mode::ShardedPipeline];
 
 impl Mode {
+    /// Returns whether workers run stages of the model.
+    fn has_stages(self) -> bool {
+        matches!(self, Mode::Pipeline | Mode::ShardedPipeline)
+    }
+
     pub fn has_servers(self) -> bool {
         matches!(self, Mode::Sync | Mode::HalfAsync | Mode::Async | Mode::Geo)
     }
@@ -223,6 +230,7 @@ impl Part {
     fn strategy(&self) -> DistributedStrategy {
         let strategy = DistributedStrategy::new();
         let other = self.does(Fault::Strategy);
+        let micro_batches = PipelineConfig::default().with_accumulate_steps(2);
         match self.case.mode {
             Mode::Collective if other => strategy.use_gradient_merge(2),
             Mode::Collective if self.does(Fault::Rings) => {
@@ -236,8 +244,10 @@ impl Part {
                 let degree = self.case.workers as i32;
                 strategy.with_hybrid_configs(HybridConfig::default().with_mp_degree(degree))
             }
-            Mode::Pipeline => {
-                strategy.use_pipeline(PipelineConfig::default().with_accumulate_steps(2))
+            Mode::Pipeline => strategy.use_pipeline(micro_batches),
+            Mode::ShardedPipeline => {
+                let sharding = ShardingConfig::default().with_stage(3).with_sharding_degree(2);
+                strategy.use_pipeline(micro_batches).use_sharding(sharding.with_pp_degree(2))
             }
             Mode::Sync | Mode::HalfAsync => strategy.with_a_sync(other),
             Mode::Async => strategy.with_a_sync(!other),
@@ -256,7 +266,7 @@ impl Part {
     fn fetches<'a>(&self, own: usize, step: u64, loss: &'a str, gradient: &'a str) -> Vec<&'a str> {
         let mut fetches = Vec::new();
         // The loss is in the last stage of a pipeline.
-        if own == 0 && self.case.mode != Mode::Pipeline {
+        if own == 0 && !self.case.mode.has_stages() {
             fetches.push(loss);
         }
         if self.does(Fault::Fetch) && step >= MIDDLE {

@@ -56,13 +56,18 @@ fn table() -> Vec<Case> {
                 // differs from the other two is.
                 let is_difference =
                     matches!(fault, Fault::Strategy | Fault::Rings | Fault::Network | Fault::Fetch);
-                let workers = if is_difference || mode == Mode::Pipeline { 3 } else { 2 };
+                let workers = match mode {
+                    Mode::ShardedPipeline => 4,
+                    Mode::Pipeline => 3,
+                    _ if is_difference => 3,
+                    _ => 2,
+                };
                 let of = |rank, machines| {
                     let role = Role::Worker;
                     Case { mode, fault, phase, role, rank, workers, machines }
                 };
                 cases.extend([of(0, 1), of(workers - 1, 1)]);
-                if workers == 2 {
+                if workers % 2 == 0 {
                     cases.push(of(workers - 1, 2));
                 }
             }
