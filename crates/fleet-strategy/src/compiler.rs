@@ -50,6 +50,9 @@ pub struct Plan {
     pub stage: Option<StageInfo>,
     /// Whether ranks divide the state of the model, so that no rank has all of it.
     pub divides_state: bool,
+    /// By rank of this rank's sharding group: the number of elements of the parameters that it
+    /// owns. Empty without sharding.
+    pub owned_elements: Vec<u64>,
 }
 
 impl Plan {
@@ -271,6 +274,7 @@ fn run_phases(mut job: Job<'_>, mut manager: PassManager<'_>, report: &Report<'_
         rings: job.rings.own,
         notes: once(job.notes),
         copy: job.grid.copy(job.ranks.rank),
+        owned_elements: job.shards.map(|shards| shards.elements).unwrap_or_default(),
         divides_state: job.whole.is_some() || job.grid.degree(Axis::Sharding) > 1,
         whole: job.whole,
         stage: job.pipeline.map(|pipeline| pipeline.info),

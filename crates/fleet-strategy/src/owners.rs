@@ -51,6 +51,8 @@ pub struct Shards {
     /// The trained parameters in the order of definition.
     pub params: Vec<VarId>,
     pub owner: HashMap<VarId, usize>,
+    /// By owner: the number of elements of its parameters.
+    pub elements: Vec<u64>,
     /// Names and owners of the parameters.
     pub names: Vec<(String, usize)>,
     /// Whether parameters are divided, too: other ranks have them only while they use them.
@@ -96,6 +98,10 @@ impl Shards {
     /// are their numbers of elements, first that of all of `together`, if there are any.
     pub fn divide(&mut self, together: Vec<VarId>, others: Vec<VarId>, elements: &[u64]) {
         let owners = owners(elements, self.count());
+        self.elements = vec![0; self.count()];
+        for (owner, count) in owners.iter().zip(elements) {
+            self.elements[*owner] += count;
+        }
         let of_others = owners[elements.len() - others.len()..].iter().copied();
         self.owner = others.iter().copied().zip(of_others).collect();
         self.owner.extend(together.iter().map(|param| (*param, 0)));

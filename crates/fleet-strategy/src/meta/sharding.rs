@@ -152,7 +152,7 @@ impl Strategy for Sharding {
         }
         job.use_world_rings(world.iter().map(|(ring, _)| *ring).collect());
         let merge = Merge::of(job.strategy);
-        let (params, owner, names, segments) = Default::default();
+        let (params, owner, elements, names, segments) = Default::default();
         job.shards = Some(Shards {
             ring: SHARDS_RING,
             copies,
@@ -163,6 +163,7 @@ impl Strategy for Sharding {
             merge,
             params,
             owner,
+            elements,
             names,
             divides_params: divides_params(job.strategy),
             segments,

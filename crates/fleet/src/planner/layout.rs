@@ -160,6 +160,13 @@ impl Layout {
         layouts
     }
 
+    /// Returns the layout that also divides the parameters, if this one divides the optimizer state
+    /// of the stages of a pipeline only.
+    pub fn with_divided_parameters(&self) -> Option<Layout> {
+        let divides_state = self.stages() > 1 && self.shards() > 1 && self.sharding_stage < 3;
+        divides_state.then_some(Layout { sharding_stage: 3, ..*self })
+    }
+
     /// Returns other schedules of a pipeline, for batches of `batch` rows.
     pub fn schedules(&self, batch: usize) -> Vec<Layout> {
         let stages = self.stages();

@@ -15,8 +15,9 @@ use fleet_ir::{Program, VarId};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::OptimizerDesc;
 use fleet_ops::Registry;
-use fleet_strategy::{Axis, Cluster, DistributedStrategy, Ranks, RingSpec, minimize, owners};
+use fleet_strategy::{Axis, Cluster, DistributedStrategy, Plan, Ranks, RingSpec, minimize};
 use fleet_tensor::{DType, Shape};
+use std::cmp::Reverse;
 use std::collections::HashSet;
 
 /// A network to train, and its optimizer.
@@ -80,21 +81,17 @@ pub fn predict(
     let strategy = layout.strategy(base, batch);
     let samples = layout.copies() * batch;
     let mut found = Prediction { samples, ..Prediction::default() };
-    for group in simulated_ranks(network, layout) {
-        let ranks: Vec<Compiled> = group
-            .into_iter()
-            .map(|rank| compile(network, machines, &strategy, rank, batch))
-            .collect::<Result<_>>()?;
-        let mut need = vec![found.memory_bytes];
-        need.extend(ranks.iter().map(|it| memory_of(&it.outline.summary)));
-        if layout.stages() > 1 {
-            let owners = owners_of_most(&ranks, layout);
-            let compiled = owners.map(|rank| compile(network, machines, &strategy, rank, batch));
-            let owners: Vec<Compiled> = compiled.collect::<Result<_>>()?;
-            need.extend(owners.iter().map(|it| memory_of(&it.outline.summary)));
-        }
-        found.memory_bytes = need.into_iter().max().unwrap_or(0);
-        let times = simulation(&ranks, machines)?.run()?;
+    let compiled = |rank: usize| compile(network, machines, &strategy, rank, batch);
+    let stride = layout.grid.stride(Axis::Pipeline);
+    let first = (0..layout.stages()).map(|stage| compiled(stage * stride));
+    let first: Vec<Compiled> = first.collect::<Result<_>>()?;
+    let others = owners_of_most(&first, layout).map(compiled);
+    let others: Vec<Compiled> = others.collect::<Result<_>>()?;
+    let memory = first.iter().chain(&others).map(|it| memory_of(&it.outline.summary));
+    found.memory_bytes = memory.max().unwrap_or(0);
+    let also_simulated = if layout.stages() > 1 { &[][..] } else { &others };
+    for ranks in [&first[..], also_simulated].into_iter().filter(|ranks| !ranks.is_empty()) {
+        let times = simulation(ranks, machines)?.run()?;
         let step = step_seconds(&times, machines.speeds.has_spare_cores);
         let busiest = times.iter().max_by(|a, b| a.computes.total_cmp(&b.computes));
         if let Some(busiest) = busiest.filter(|_| step > found.step_seconds) {
@@ -123,48 +120,22 @@ fn step_seconds(times: &[RankTimes], has_spare_cores: bool) -> f64 {
     times.iter().map(of_rank).fold(0.0, f64::max)
 }
 
-/// Returns the ranks to simulate, in groups of ranks that communicate.
-fn simulated_ranks(network: Network<'_>, layout: &Layout) -> Vec<Vec<usize>> {
-    if layout.stages() > 1 {
-        let stride = layout.grid.stride(Axis::Pipeline);
-        return vec![(0..layout.stages()).map(|stage| stage * stride).collect()];
-    }
-    let mut groups = vec![vec![0]];
-    if layout.shards() > 1 {
-        let owner = largest_owner(&network.programs.main, layout.shards());
-        let rank = owner * layout.grid.stride(Axis::Sharding);
-        if rank > 0 {
-            groups.push(vec![rank]);
-        }
-    }
-    groups
-}
-
 /// Returns the ranks that own the most elements of each stage, of which `stages` are the first
 /// owners, where they are others.
 fn owners_of_most(stages: &[Compiled], layout: &Layout) -> impl Iterator<Item = usize> {
     let grid = layout.grid;
     let numbered = stages.iter().enumerate();
-    let owners = numbered.map(move |(stage, it)| {
-        (stage, largest_owner(&it.programs.main, grid.degree(Axis::Sharding)))
-    });
+    let owners = numbered.map(|(stage, it)| (stage, largest(&it.owned_elements)));
     let others = owners.filter(|(_, owner)| *owner > 0);
     others.map(move |(stage, owner)| {
         stage * grid.stride(Axis::Pipeline) + owner * grid.stride(Axis::Sharding)
     })
 }
 
-/// Returns the shard that owns the most elements.
-fn largest_owner(main: &Program, shards: usize) -> usize {
-    let trained = main.parameters().filter(|(_, var)| !var.stop_gradient);
-    let elements: Vec<u64> =
-        trained.map(|(_, var)| var.shape.numel().unwrap_or(0) as u64).collect();
-    let mut owned = vec![0u64; shards];
-    for (owner, count) in owners(&elements, shards).into_iter().zip(&elements) {
-        owned[owner] += count;
-    }
-    let most = owned.iter().enumerate().max_by_key(|(shard, count)| (**count, shards - shard));
-    most.map_or(0, |(shard, _)| shard)
+/// Returns the position of the first of the largest numbers.
+fn largest(numbers: &[u64]) -> usize {
+    let most = numbers.iter().enumerate().max_by_key(|(at, count)| (**count, Reverse(*at)));
+    most.map_or(0, |(at, _)| at)
 }
 
 /// The programs of a rank, and their plan.
@@ -172,6 +143,8 @@ pub struct Compiled {
     pub programs: Programs,
     pub outline: Outline,
     rings: Vec<RingSpec>,
+    /// By rank of the sharding group: the elements of the parameters that it owns.
+    owned_elements: Vec<u64>,
 }
 
 /// Compiles a network for a rank of a job, and plans it for batches of `batch` rows.
@@ -193,7 +166,8 @@ pub fn compile(
     let options = ExecOptions { device: Device::Null, ..ExecOptions::threads(*threads) };
     let executor = Executor::new(options);
     let outline = executor.outline(&programs.main, &Scope::new(), &feeds, &[&loss_name])?;
-    Ok(Compiled { programs, outline, rings: plan.rings })
+    let Plan { rings, owned_elements, .. } = plan;
+    Ok(Compiled { programs, outline, rings, owned_elements })
 }
 
 /// Name, type and shape of a fed tensor.
@@ -344,8 +318,9 @@ mod tests {
     fn sharded_stages() {
         let network = layers(8);
         let schedule = Schedule::new(4);
-        let need = |degrees: [usize; 4]| {
-            let layout = Layout { schedule, ..Layout::new(Grid::new(degrees)) };
+        let need = |degrees: [usize; 4], sharding_stage: i32| {
+            let grid = Grid::new(degrees);
+            let layout = Layout { schedule, sharding_stage, ..Layout::new(grid) };
             let optimizer: OptimizerDesc = Adam::new(0.1).into();
             let it = Network { programs: &network.0, loss: network.1, optimizer: &optimizer };
             let base = DistributedStrategy::new();
@@ -353,30 +328,14 @@ mod tests {
             assert_eq!(found.samples, 128);
             found.memory_bytes
         };
-        let (copies, shards) = (need([1, 1, 2, 2]), need([1, 2, 2, 1]));
+        let (copies, shards) = (need([1, 1, 2, 2], 1), need([1, 2, 2, 1], 1));
         // Of a stage of four layers of 257 KiB, the owner of most has the moments of three.
         let moments = 2 * 257 * 1024;
         assert!(shards + moments / 2 < copies, "{shards} {copies}");
     }
 
     #[test]
-    fn the_largest_owner_is_found() {
-        let net = Net::new();
-        let x = net.data("x", [-1, 64], DType::F32);
-        x.fc(8).fc(512).fc(1).mean();
-        let main = net.build().unwrap().main;
-        assert_eq!(largest_owner(&main, 1), 0);
-        let elements: Vec<u64> =
-            main.parameters().map(|(_, var)| var.shape.numel().unwrap() as u64).collect();
-        let shards = owners(&elements, 2);
-        let sum = |shard| {
-            elements
-                .iter()
-                .zip(&shards)
-                .filter(|(_, own)| **own == shard)
-                .map(|it| it.0)
-                .sum::<u64>()
-        };
-        assert_eq!(largest_owner(&main, 2), usize::from(sum(1) > sum(0)));
+    fn the_first_of_the_largest_is_found() {
+        assert_eq!([&[][..], &[3], &[3, 5, 4, 5], &[5, 5]].map(largest), [0, 0, 1, 0]);
     }
 }

@@ -108,6 +108,11 @@ pub fn search(it: &LayoutSearch<'_>) -> Found {
     if found.candidates.is_empty() && !others.is_empty() {
         it.compare(&others, &mut found);
     }
+    // Owners would send the parameters of a stage for each pass of each micro-batch. That is only
+    // of use where the other layouts of these stages do not fit.
+    let too_large = found.left.iter().filter(|it| it.need.is_some());
+    let smaller = too_large.filter_map(|it| it.layout.with_divided_parameters());
+    it.compare(&smaller.collect::<Vec<_>>(), &mut found);
     let mut pipelines: Vec<Candidate> = found.candidates.clone();
     pipelines.retain(|candidate| candidate.layout.stages() > 1);
     sort(&mut pipelines);
@@ -221,13 +226,23 @@ mod tests {
     use fleet_nn::prelude::*;
     use fleet_strategy::{Ranks, Rates};
 
-    /// A deep network whose layers may be divided, on ranks with a slow network.
     fn found(ranks: usize, batch: usize, memory: Option<u64>, goal: Goal) -> Found {
+        found_for((128, 2), ranks, batch, memory, goal)
+    }
+
+    /// Pairs of layers that may be divided, on ranks with a slow network.
+    fn found_for(
+        (width, pairs): (i64, usize),
+        ranks: usize,
+        batch: usize,
+        memory: Option<u64>,
+        goal: Goal,
+    ) -> Found {
         let net = Net::new();
-        let mut x = net.data("x", [-1, 128], DType::F32);
-        for _ in 0..2 {
-            x = x.fc(Fc::new(256).act(Act::Relu).split(Split::Columns));
-            x = x.fc(Fc::new(128).split(Split::Rows));
+        let mut x = net.data("x", [-1, width], DType::F32);
+        for _ in 0..pairs {
+            x = x.fc(Fc::new(2 * width).act(Act::Relu).split(Split::Columns));
+            x = x.fc(Fc::new(width).split(Split::Rows));
         }
         let loss = x.mean().id();
         let programs = net.build().unwrap();
@@ -273,6 +288,25 @@ mod tests {
         assert!(left.reason.starts_with("does not fit: a rank needs "), "{}", left.reason);
         let none = found(4, 64, Some(1000), Goal::Any);
         assert!(none.candidates.is_empty() && none.left.len() > 8, "{}", none.left.len());
+    }
+
+    /// The parameters of stages are divided where their state alone is too large. A stage has six
+    /// layers of 32 MiB, of which an owner of three receives two at a time.
+    #[test]
+    fn parameters_of_stages_are_divided_for_memory() {
+        let search = |memory| found_for((2048, 6), 4, 64, memory, Goal::Any);
+        let least = |found: &Found, text: &str| {
+            let of = found.candidates.iter().filter(|it| it.layout.to_string().starts_with(text));
+            of.map(|it| it.prediction.memory_bytes).min()
+        };
+        let (state, all) = ("pp 2 x sharding 2 (stage 1)", "pp 2 x sharding 2 (stage 3)");
+        let free = search(None);
+        let of_state = least(&free, state).unwrap();
+        assert_eq!(least(&free, all), None);
+        let tight = search(Some(of_state - 1));
+        assert_eq!(least(&tight, state), None);
+        let of_all = least(&tight, all);
+        assert!(of_all.is_some_and(|it| it < of_state), "{of_state}: {:?}", tight.left);
     }
 
     /// Layouts in which ranks share samples are considered only if no other fits.
