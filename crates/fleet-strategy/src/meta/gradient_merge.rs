@@ -150,7 +150,9 @@ fn merges_at_owners(job: &Job<'_>) -> bool {
 /// Adds a gradient to its accumulator, which replaces it.
 fn accumulate(job: &mut Job<'_>, index: usize) -> Result<()> {
     let (param, grad) = job.grads[index];
-    let name = format!("{}@GradientMerge", job.name(grad));
+    // The name is the same in a pipeline, whose gradients are sums over micro-batches, so that
+    // checkpoints pass between layouts.
+    let name = format!("{}@GRAD@GradientMerge", job.name(param));
     let merged = job.state_of(param, &name, DType::F32)?;
     let is_sparse = job.is_sparse(grad);
     let is_summed = merges_at_owners(job);

@@ -213,6 +213,21 @@ impl Wanted<'_> {
         self.names.contains(&name)
     }
 
+    /// Returns how the values of ranks differ now; `None` for common variables.
+    fn spread(&self, name: &str) -> Option<Spread> {
+        self.local.iter().find(|var| var.name == name).map(|var| var.spread)
+    }
+
+    /// Combines the values of the ranks that saved, which differed as `saved` says. Gradients that
+    /// every rank summed for itself may now have an owner, or the reverse.
+    fn combine(&self, name: &str, values: &[&Tensor], saved: Spread) -> Result<Tensor> {
+        match (saved, self.spread(name)) {
+            (Spread::Share, Some(Spread::Owner)) => combine(values, Spread::Share, (0, 1)),
+            (Spread::Owner, Some(Spread::Share)) => combine(values, Spread::Share, self.copy()),
+            _ => combine(values, saved, self.copy()),
+        }
+    }
+
     /// Returns this rank's place among those with the same part of the model.
     fn copy(&self) -> (usize, usize) {
         (self.place.0 / self.layers, (self.place.1 / self.layers).max(1))
@@ -293,8 +308,7 @@ impl Parts {
             let mut tensor = part.unwrap_or(whole);
             // Variables that the saving ranks had in common may have to be divided among the ranks
             // now.
-            let shared = |var: &LocalVar| var.name == name && var.spread == Spread::Share;
-            if copy.1 > 1 && wanted.local.iter().any(shared) {
+            if copy.1 > 1 && wanted.spread(name) == Some(Spread::Share) {
                 tensor = combine(&[&tensor], Spread::Share, copy)?;
             }
             tensors.push((name.to_string(), tensor));
@@ -379,6 +393,7 @@ impl Reading<'_> {
                 continue;
             }
             for (name, tensor) in self.read(rank, |name| owners.get(name) == Some(&rank))? {
+                let tensor = self.wanted.combine(&name, &[&tensor], Spread::Owner)?;
                 let own = self.wanted.divided.get(&name).map(|part| cut(&tensor, part));
                 let own = own.transpose().map_err(|error| error.at(&name))?;
                 tensors.push((name, own.unwrap_or(tensor)));
@@ -394,24 +409,19 @@ impl Reading<'_> {
         let head = &self.parts.head;
         let local = head.local.iter().filter(|var| !is_divided(&var.name));
         let local: Vec<&LocalVar> = local.filter(|var| self.wanted.has(&var.name)).collect();
-        // Ranks that share layers have the same values.
-        let mut ranks: Vec<usize> = (0..self.ranks().len()).step_by(head.layers).collect();
-        if self.is_same_layout() {
-            ranks = vec![self.wanted.place.0];
-        }
-        let mut parts: Vec<BTreeMap<String, Tensor>> = Vec::new();
-        for rank in ranks {
-            let is_combined = |name: &str| local.iter().any(|var| var.name == name);
-            parts.push(self.read(rank, is_combined)?.into_iter().collect());
-        }
         for LocalVar { name, spread } in local {
-            let values: Option<Vec<&Tensor>> = parts.iter().map(|part| part.get(name)).collect();
-            let values = values.ok_or_else(|| self.missing(name))?;
-            let tensor = match self.is_same_layout() {
-                true => values[0].try_clone()?,
-                false => {
-                    combine(&values, *spread, self.wanted.copy()).map_err(|error| error.at(name))?
-                }
+            // A rank gets its own value back if ranks have values in the same way.
+            let is_same = self.is_same_layout() && self.wanted.spread(name) == Some(*spread);
+            let tensor = if is_same {
+                self.read_one(self.wanted.place.0, name)?
+            } else {
+                // Ranks that share layers have the same values.
+                let ranks = (0..self.ranks().len()).step_by(head.layers);
+                let values = ranks.map(|rank| self.read_one(rank, name));
+                let values = values.collect::<Result<Vec<Tensor>>>()?;
+                let values: Vec<&Tensor> = values.iter().collect();
+                let combined = self.wanted.combine(name, &values, *spread);
+                combined.map_err(|error| error.at(name))?
             };
             let own = self.wanted.divided.get(name).map(|part| cut(&tensor, part)).transpose()?;
             tensors.push((name.clone(), own.unwrap_or(tensor)));
@@ -437,6 +447,7 @@ impl Reading<'_> {
         let division = |rank: usize| self.ranks()[rank].divided[name];
         let wanted = self.wanted.divided.get(name).copied();
         if self.is_same_layout()
+            && spread == self.wanted.spread(name).filter(|it| *it != Spread::Owner)
             && let Some(own) = holders.first().filter(|rank| Some(division(**rank)) == wanted)
         {
             return self.read_one(*own, name);
@@ -455,7 +466,8 @@ impl Reading<'_> {
                 .map(|rank| self.read_one(*rank, name))
                 .collect::<Result<Vec<_>>>()?;
             let values: Vec<&Tensor> = values.iter().collect();
-            let value = combine(&values, spread.unwrap_or(Spread::Owner), self.wanted.copy())?;
+            let saved = spread.unwrap_or(Spread::Owner);
+            let value = self.wanted.combine(name, &values, saved)?;
             let held = division(of_copies[0]);
             let (to, of_to) = match &mut made {
                 Some((tensor, division)) => (tensor, *division),
@@ -749,7 +761,8 @@ mod tests {
 
     fn read(path: &Path, place: (usize, usize), names: &[&str]) -> Result<Loaded> {
         let divided = &Divisions::new();
-        load(&RealDisk, path, &Wanted { place, names, local: &[], divided, layers: 1 })
+        let local = &[LocalVar { name: "own".into(), spread: Spread::Mean }];
+        load(&RealDisk, path, &Wanted { place, names, local, divided, layers: 1 })
     }
 
     fn own(path: &Path, place: (usize, usize)) -> Result<f32> {
@@ -789,6 +802,32 @@ mod tests {
         part(0, 1, "", 40.0).write(&RealDisk::handle(), &path).unwrap();
         assert!(is_whole(&RealDisk, &path));
         assert_eq!(own(&path, (5, 8)).unwrap(), 40.0);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// Sums of gradients pass between ranks that each have a share and an owner of all of it.
+    #[test]
+    fn shares_become_a_whole_and_the_reverse() {
+        let path = std::env::temp_dir().join(format!("fleet-shares-{}", std::process::id()));
+        let of = |spread| LocalVar { name: "sum".into(), spread };
+        let check = |saved: Spread, values: [f32; 2], to: Spread, expected: f32| {
+            std::fs::remove_dir_all(&path).ok();
+            for (rank, value) in values.into_iter().enumerate() {
+                let tensor = Tensor::from_slice(&[value], [1]).unwrap();
+                let is_held = saved == Spread::Share || rank == 0;
+                let own = if is_held { vec![("sum".to_string(), tensor)] } else { Vec::new() };
+                let part = Part { own, local: vec![of(saved)], ..part(rank, 2, "1", 0.0) };
+                part.write(&RealDisk::handle(), &path).unwrap();
+            }
+            let (names, local, divided) = (&["sum"], &[of(to)], &Divisions::new());
+            let wanted = Wanted { place: (1, 2), names, local, divided, layers: 1 };
+            let loaded = load(&RealDisk, &path, &wanted).unwrap().tensors;
+            assert_eq!(loaded[0].1.item::<f32>().unwrap(), expected, "{saved} to {to}");
+        };
+        check(Spread::Share, [3.0, 5.0], Spread::Share, 5.0);
+        check(Spread::Share, [3.0, 5.0], Spread::Owner, 8.0);
+        check(Spread::Owner, [8.0, 0.0], Spread::Share, 4.0);
+        check(Spread::Owner, [8.0, 0.0], Spread::Owner, 8.0);
         std::fs::remove_dir_all(&path).unwrap();
     }
 

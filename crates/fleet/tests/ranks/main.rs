@@ -57,6 +57,8 @@ fn work(job: &str, folder: &Path) -> Result<()> {
         "die" => die(),
         "stop and resume" => init().and_then(|fleet| resume::stop_and_resume(&fleet, folder)),
         "resume elsewhere" => init().and_then(|fleet| resume::resume_elsewhere(&fleet, folder)),
+        "save sums" => init().and_then(|fleet| resume::save_sums(&fleet, folder)),
+        "load sums" => init().and_then(|fleet| resume::load_sums(&fleet, folder)),
         "save in two folders" => init().and_then(|fleet| resume::two_folders(&fleet, folder)),
         "die while saving" => init().and_then(|fleet| resume::die_while_saving(&fleet, folder)),
         "train until killed" => init().and_then(|fleet| deaths::train_until_killed(&fleet, folder)),

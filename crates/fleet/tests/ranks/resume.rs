@@ -143,6 +143,84 @@ fn old_sums(path: &Path) -> Result<Vec<(String, Vec<f64>)>> {
     Ok(sums)
 }
 
+/// Layouts that keep sums of gradients in other places: in one process, on every rank, at the owners
+/// of all parameters, and at those of the parameters of a stage.
+const MERGING: [(&str, usize); 4] = [
+    ("gradient_merge", 1),
+    ("gradient_merge", 4),
+    ("sharding_with_merge", 4),
+    ("merged_gradients_of_stages", 4),
+];
+
+/// Parameters of the network, with their numbers of elements.
+const PARAMETERS: [(&str, usize); 8] = [
+    ("fc_0.w_0", 192),
+    ("fc_0.b_0", 32),
+    ("batch_norm_0.w_0", 32),
+    ("batch_norm_0.b_0", 32),
+    ("fc_1.w_0", 16_384),
+    ("fc_1.b_0", 512),
+    ("fc_2.w_0", 512),
+    ("fc_2.b_0", 1),
+];
+
+/// Returns the sums of gradients of all ranks together.
+fn sums(fleet: &Fleet, session: &Session) -> Result<Vec<f64>> {
+    let mut own = Vec::new();
+    for (name, count) in PARAMETERS {
+        let name = format!("{name}@GRAD@GradientMerge");
+        match session.scope.contains(&name) {
+            true => own.extend(session.scope.tensor(&name)?.to_vec::<f32>()?),
+            false => own.extend(vec![0.0; count]),
+        }
+    }
+    fleet.util().all_reduce(&own.into_iter().map(f64::from).collect::<Vec<_>>(), ReduceOp::Sum)
+}
+
+/// Saves one step after an update; the strategy is the folder's name.
+pub fn save_sums(fleet: &Fleet, folder: &Path) -> Result<()> {
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let mut session = session(fleet, name)?;
+    go(fleet, &mut session, folder, 4, 4)?;
+    let sums = sums(fleet, &session)?;
+    assert!(sums.iter().any(|sum| sum.abs() > 1e-4), "{name}: gradients since the update");
+    let text: Vec<String> = sums.iter().map(f64::to_string).collect();
+    if fleet.is_first_worker() {
+        std::fs::write(folder.join("sums"), text.join(" ")).unwrap();
+    }
+    fleet.finish()
+}
+
+/// Resumes under another strategy, which is the folder's name, from the folder that contains it.
+pub fn load_sums(fleet: &Fleet, folder: &Path) -> Result<()> {
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let saved = folder.parent().unwrap();
+    let mut session = session(fleet, name)?;
+    let mut checkpoints = fleet.checkpoints(saved, policy(4))?;
+    assert_eq!(resume(fleet, &mut session, &mut checkpoints)?, 4);
+    let text = std::fs::read_to_string(saved.join("sums")).unwrap();
+    let expected = text.split(' ').map(|number| number.parse::<f64>().unwrap());
+    let found = sums(fleet, &session)?;
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let is_near = (found - expected).abs() <= 1e-6 * expected.abs().max(1e-3);
+        assert!(is_near, "{}: {at}: {found} and {expected}", folder.display());
+    }
+    fleet.finish()
+}
+
+#[test]
+fn sums_of_gradients_pass_to_other_layouts() {
+    let scratch = scratch("sums");
+    for (from, ranks) in MERGING {
+        let folder = scratch.join(ranks.to_string()).join(from);
+        assert_success(&run_in("save sums", ranks, folder.to_str().unwrap()));
+        for (to, ranks) in MERGING {
+            assert_success(&run_in("load sums", ranks, folder.join(to).to_str().unwrap()));
+        }
+    }
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
 /// Each rank has a disk of its own, so no save would ever be whole.
 pub fn two_folders(fleet: &Fleet, folder: &Path) -> Result<()> {
     let own = folder.join(format!("disk-{}", fleet.worker_index()));

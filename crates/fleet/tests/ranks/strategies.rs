@@ -95,6 +95,11 @@ pub fn strategy(name: &str, ranks: usize) -> (DistributedStrategy, OptimizerDesc
             let sharding = ShardingConfig::default().with_stage(2);
             plain.use_pipeline(micro).use_sharding(sharding).with_hybrid_configs(two_stages)
         }
+        "merged_gradients_of_stages" => {
+            let micro = PipelineConfig::default().with_accumulate_steps(2);
+            let sharding = ShardingConfig::default().with_gradient_merge_acc_step(3);
+            plain.use_pipeline(micro).use_sharding(sharding).with_hybrid_configs(two_stages)
+        }
         "sharded_parameters_of_stages" => {
             let micro = PipelineConfig::default().with_accumulate_steps(2);
             let sharding = ShardingConfig::default().with_segment_broadcast_MB(1e-3);
