@@ -24,8 +24,8 @@ fn layouts() -> impl Iterator<Item = Layout> {
     pairs.into_iter().chain([owner(1), owner(2)])
 }
 
-/// Runs in a rank process, in the folder `RANKS/STRATEGY/LOST RANK`. The lost rank has a thread that
-/// kills it while its steps continue.
+/// Runs in a rank process, in the folder `RANKS/STRATEGY/LOST RANK`. The lost rank has a thread
+/// that kills it while its steps continue.
 pub fn train_until_killed(fleet: &Fleet, folder: &Path) -> Result<()> {
     let (strategy, lost) = layout_of(folder);
     let mut session = session(fleet, strategy)?;

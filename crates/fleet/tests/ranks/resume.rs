@@ -143,8 +143,8 @@ fn old_sums(path: &Path) -> Result<Vec<(String, Vec<f64>)>> {
     Ok(sums)
 }
 
-/// Layouts that keep sums of gradients in other places: in one process, on every rank, at the owners
-/// of all parameters, and at those of the parameters of a stage.
+/// Layouts that keep sums of gradients in other places: in one process, on every rank, at the
+/// owners of all parameters, and at those of the parameters of a stage.
 const MERGING: [(&str, usize); 4] = [
     ("gradient_merge", 1),
     ("gradient_merge", 4),
