@@ -8,7 +8,7 @@
 use crate::measure::{Options, peak_rss_mb, print_rates};
 use fleet::Result;
 use fleet::rng::Sequence;
-use fleet_job::nearest::{Index, Seen, Texts, Vectors};
+use fleet_job::nearest::{Index, Scratch, Texts, Vectors};
 use std::time::Instant;
 
 const DIM: usize = 32;
@@ -38,10 +38,9 @@ pub fn run(options: &Options, items: usize) -> Result<()> {
         .map(|query| items.nearest(queries.vector(query), COUNT, |_| false))
         .collect();
     let exact_rate = QUERIES_CHECKED as f64 / begin.elapsed().as_secs_f64();
-    let mut seen = Seen::default();
-    let mut nearest = |query: usize| {
-        index.nearest(&items, queries.vector(query), (COUNT, 0), |_| false, &mut seen)
-    };
+    let mut scratch = Scratch::default();
+    let mut nearest =
+        |query: usize| index.nearest(queries.vector(query), (COUNT, 0), |_| false, &mut scratch);
     let found = exact.iter().enumerate().map(|(query, exact)| {
         let found = nearest(query);
         exact.iter().filter(|it| found.contains(it)).count()

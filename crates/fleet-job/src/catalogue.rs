@@ -3,7 +3,7 @@
 
 use crate::features::Choices;
 use crate::job::{ColumnPart, Job, Side};
-use crate::nearest::{Index, Seen};
+use crate::nearest::{Index, Scratch};
 use crate::origin::Origin;
 use crate::raw::{Raw, format_of};
 use crate::rows::for_each_row;
@@ -64,6 +64,13 @@ impl Catalogue {
             let Some(choices) = &model.features.choices else { return Ok(None) };
             check_version(folder, model.version.version)?;
             let items = Vectors::load(folder, Side::Item)?;
+            if !items.is_empty() && items.dim as i64 != model.job.model.dim {
+                return Err(Error::invalid("the vectors of items are not as long as the model's")
+                    .expected(model.job.model.dim)
+                    .got(items.dim)
+                    .at(folder.display())
+                    .help("copy the model folder again, or train the model again"));
+            }
             let index = index_of(folder, options.search, &items, options.threads)?;
             Ok(Some((items, index, choices.clone())))
         };
@@ -97,13 +104,11 @@ impl Catalogue {
         user: &[f32],
         count: usize,
         excluded: &[u32],
-        seen: &mut Seen,
+        scratch: &mut Scratch,
     ) -> Vec<(usize, f32)> {
         let is_excluded = |at: usize| excluded.binary_search(&(at as u32)).is_ok();
         match &self.index {
-            Some(index) => {
-                index.nearest(&self.items, user, (count, excluded.len()), is_excluded, seen)
-            }
+            Some(index) => index.nearest(user, (count, excluded.len()), is_excluded, scratch),
             None => self.items.nearest(user, count, is_excluded),
         }
     }

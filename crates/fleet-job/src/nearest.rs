@@ -12,31 +12,33 @@
 //! equally long, and queries get 0 there: the nearest vector has the largest product.
 
 mod build;
+mod graph;
 
-use crate::vectors::product;
 pub use crate::vectors::{Texts, Vectors};
 use fleet::Tensor;
 use fleet::format::{read_safetensors, write_safetensors};
 use fleet_base::{Error, Result};
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeMap, BinaryHeap};
+use fleet_kernels::products::products_at;
+pub use graph::Scratch;
+use graph::{FREE, Layer, Near, Rows, WIDTH_MAX, search};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Links of a node in a layer; the layer of all nodes has twice as many.
-const LINKS: usize = 16;
+const LINKS: usize = WIDTH_MAX / 2;
 /// Nodes that a search keeps at least: more find more of the nearest ones, more slowly.
 const KEPT_MIN: usize = 128;
-/// Mark of a free link.
-const FREE: u32 = u32::MAX;
 /// Largest number of items: places are 32-bit integers in the file.
 const ITEMS_MAX: usize = i32::MAX as usize;
+/// Numbers in a line of a cache: vectors of nodes have zeros up to a multiple of it.
+const LINE: usize = 16;
 /// Names in the file.
 const ITEMS: &str = "items";
 const STARTS: &str = "starts";
 const SUM: &str = "crc32_of_vectors";
 
-/// A graph over vectors, which are kept elsewhere.
-#[derive(Clone, Debug, PartialEq)]
+/// A graph over vectors.
+#[derive(Debug, PartialEq)]
 pub struct Index {
     /// The items of the first node, then those of the next, and so on.
     items: Vec<u32>,
@@ -44,86 +46,10 @@ pub struct Index {
     starts: Vec<u32>,
     /// The layers, that of all nodes first.
     layers: Vec<Layer>,
+    /// The vector of each node.
+    vectors: Rows<f32>,
     /// The sum of the vectors that the graph was made of.
     sum: u32,
-}
-
-/// The links of the first nodes of the order.
-#[derive(Clone, Debug, PartialEq)]
-struct Layer {
-    /// Links of a node.
-    width: usize,
-    /// For each node: nodes of this layer, then free links.
-    links: Vec<u32>,
-}
-
-/// A node and its distance. Ordered by distance, then by node.
-#[derive(Clone, Copy, Debug)]
-struct Near {
-    distance: f32,
-    node: u32,
-}
-
-impl Ord for Near {
-    fn cmp(&self, other: &Near) -> Ordering {
-        self.distance.total_cmp(&other.distance).then(self.node.cmp(&other.node))
-    }
-}
-
-impl PartialOrd for Near {
-    fn partial_cmp(&self, other: &Near) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Near {
-    fn eq(&self, other: &Near) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Near {}
-
-impl Layer {
-    fn nodes(&self) -> usize {
-        self.links.len() / self.width
-    }
-
-    fn of(&self, node: u32) -> impl Iterator<Item = u32> + '_ {
-        let links = &self.links[node as usize * self.width..][..self.width];
-        links.iter().copied().take_while(|link| *link != FREE)
-    }
-
-    fn set(&mut self, node: u32, found: &[Near]) {
-        let links = &mut self.links[node as usize * self.width..][..self.width];
-        links.fill(FREE);
-        links.iter_mut().zip(found).for_each(|(link, near)| *link = near.node);
-    }
-}
-
-/// Nodes that a search has seen. Reused between searches.
-#[derive(Default)]
-pub struct Seen {
-    marks: Vec<u32>,
-    mark: u32,
-}
-
-impl Seen {
-    fn begin(&mut self, nodes: usize) {
-        if self.marks.len() < nodes {
-            self.marks.resize(nodes, 0);
-        }
-        self.mark = self.mark.wrapping_add(1);
-        if self.mark == 0 {
-            self.marks.fill(0);
-            self.mark = 1;
-        }
-    }
-
-    /// Returns whether the node was not seen before.
-    fn is_new(&mut self, node: u32) -> bool {
-        std::mem::replace(&mut self.marks[node as usize], self.mark) != self.mark
-    }
 }
 
 impl Index {
@@ -135,16 +61,11 @@ impl Index {
                 .expected(format!("at most {ITEMS_MAX}"))
                 .got(count));
         }
-        Ok(build::build(vectors, threads))
+        build::build(vectors, threads)
     }
 
     fn nodes(&self) -> usize {
         self.starts.len() - 1
-    }
-
-    /// Returns the first item of a node.
-    fn item(&self, node: u32) -> u32 {
-        self.items[self.starts[node as usize] as usize]
     }
 
     /// Returns all items of a node.
@@ -157,29 +78,34 @@ impl Index {
     /// first. `excluded` is the number of vectors that `is_excluded` may leave out.
     pub fn nearest(
         &self,
-        vectors: &Vectors,
         other: &[f32],
         (count, excluded): (usize, usize),
         is_excluded: impl Fn(usize) -> bool,
-        seen: &mut Seen,
+        scratch: &mut Scratch,
     ) -> Vec<(usize, f32)> {
         if self.nodes() == 0 || count == 0 {
             return Vec::new();
         }
-        let distance = |node: u32| -product(vectors.vector(self.item(node) as usize), other);
-        let mut near = vec![Near { distance: distance(0), node: 0 }];
+        let mut query = vec![0.0; self.vectors.width()];
+        query[..other.len()].copy_from_slice(other);
+        let products = |nodes: &[u32], out: &mut [f32]| {
+            products_at(self.vectors.all(), nodes, &query, out);
+        };
+        let mut first = [0.0];
+        products(&[0], &mut first);
+        let mut near = vec![Near::new(first[0], 0)];
         let kept = KEPT_MIN.max(2 * count.saturating_add(excluded)).min(self.nodes());
         for (at, layer) in self.layers.iter().enumerate().rev() {
-            near = search(layer, &near, if at == 0 { kept } else { 1 }, &distance, seen);
+            near = search(layer, &near, if at == 0 { kept } else { 1 }, products, scratch);
         }
         let mut found: Vec<(usize, f32)> = Vec::new();
         for near in near {
-            let score = -near.distance;
+            let score = near.product();
             // Further nodes are behind those that were found.
             if found.len() >= count && found.last().is_some_and(|last| score < last.1) {
                 break;
             }
-            let items = self.items_of(near.node).iter().map(|item| *item as usize);
+            let items = self.items_of(near.node()).iter().map(|item| *item as usize);
             found.extend(items.filter(|item| !is_excluded(*item)).map(|item| (item, score)));
         }
         found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -200,8 +126,8 @@ impl Index {
             (STARTS.to_string(), column(&self.starts)?),
         ];
         for (at, layer) in self.layers.iter().enumerate() {
-            let shape = [layer.nodes() as i64, layer.width as i64];
-            tensors.push((layer_name(at), ints(&layer.links, shape)?));
+            let shape = [layer.len() as i64, layer.width() as i64];
+            tensors.push((layer_name(at), ints(layer.all(), shape)?));
         }
         let meta = BTreeMap::from([(SUM.to_string(), format!("{:08x}", self.sum))]);
         write_safetensors(path, tensors.iter().map(|(name, it)| (name.as_str(), it)), &meta)
@@ -236,16 +162,17 @@ impl Index {
         if ends != [Some(0), Some(count as u32)] || !starts.is_sorted_by(|a, b| a < b) {
             return Err(damaged("nodes without items"));
         }
-        let mut layers = empty_layers(starts.len() - 1);
+        let mut layers = empty_layers(starts.len() - 1)?;
         for (at, layer) in layers.iter_mut().enumerate() {
-            let (links, nodes) = (read(&layer_name(at))?, layer.nodes());
+            let (links, nodes) = (read(&layer_name(at))?, layer.len());
             let is_right = |link: &u32| *link == FREE || (*link as usize) < nodes;
-            if links.len() != layer.links.len() || !links.iter().all(is_right) {
+            if links.len() != layer.all().len() || !links.iter().all(is_right) {
                 return Err(damaged(&format!("wrong links in layer {at}")));
             }
-            layer.links = links;
+            layer.all_mut().copy_from_slice(&links);
         }
-        Ok(Index { items, starts, layers, sum })
+        let vectors = vectors_of(vectors, &items, &starts)?;
+        Ok(Index { items, starts, layers, vectors, sum })
     }
 }
 
@@ -254,58 +181,29 @@ fn layer_name(at: usize) -> String {
 }
 
 /// Returns layers without links: a node in [`LINKS`] is also in the layer above.
-fn empty_layers(count: usize) -> Vec<Layer> {
+fn empty_layers(count: usize) -> Result<Vec<Layer>> {
     let mut layers = Vec::new();
     let (mut nodes, mut width) = (count, 2 * LINKS);
     loop {
-        layers.push(Layer { width, links: vec![FREE; nodes * width] });
+        let mut layer = Layer::zeros(nodes, width)?;
+        layer.all_mut().fill(FREE);
+        layers.push(layer);
         if nodes <= LINKS {
-            return layers;
+            return Ok(layers);
         }
         (nodes, width) = (nodes.div_ceil(LINKS), LINKS);
     }
 }
 
-/// Returns the `kept` nearest nodes that a walk finds, nearest first. It starts at some nodes, and
-/// ends when no link leads nearer than the farthest kept node.
-fn search(
-    layer: &Layer,
-    starts: &[Near],
-    kept: usize,
-    distance: &impl Fn(u32) -> f32,
-    seen: &mut Seen,
-) -> Vec<Near> {
-    seen.begin(layer.nodes());
-    let mut open: BinaryHeap<Reverse<Near>> = BinaryHeap::new();
-    let mut best: BinaryHeap<Near> = BinaryHeap::new();
-    for start in starts.iter().filter(|start| (start.node as usize) < layer.nodes()) {
-        if seen.is_new(start.node) {
-            open.push(Reverse(*start));
-            best.push(*start);
-        }
+/// Returns the vector of each node: that of its first item.
+fn vectors_of(vectors: &Vectors, items: &[u32], starts: &[u32]) -> Result<Rows<f32>> {
+    let width = vectors.dim.next_multiple_of(LINE);
+    let mut rows = Rows::zeros(starts.len() - 1, width)?;
+    for (row, start) in rows.all_mut().chunks_exact_mut(width).zip(starts) {
+        let item = items[*start as usize] as usize;
+        row[..vectors.dim].copy_from_slice(vectors.vector(item));
     }
-    while best.len() > kept {
-        best.pop();
-    }
-    while let Some(Reverse(near)) = open.pop() {
-        if best.len() >= kept && best.peek().is_some_and(|worst| near > *worst) {
-            break;
-        }
-        for node in layer.of(near.node) {
-            if !seen.is_new(node) {
-                continue;
-            }
-            let found = Near { distance: distance(node), node };
-            if best.len() < kept || best.peek().is_some_and(|worst| found < *worst) {
-                open.push(Reverse(found));
-                best.push(found);
-                if best.len() > kept {
-                    best.pop();
-                }
-            }
-        }
-    }
-    best.into_sorted_vec()
+    Ok(rows)
 }
 
 #[cfg(test)]
@@ -313,7 +211,14 @@ mod tests {
     use super::*;
     use fleet_base::rng::Sequence;
     use fleet_base::temporary::TemporaryFolder;
+    use fleet_kernels::products::products;
     use std::time::Instant;
+
+    fn product(a: &[f32], b: &[f32]) -> f32 {
+        let mut product = [0.0];
+        products(a, b, &mut product);
+        product[0]
+    }
 
     /// Vectors around a few centres, as those of a trained model are, and queries like them.
     fn vectors(count: usize, dim: usize, seed: u64, are_equally_long: bool) -> Vectors {
@@ -336,11 +241,11 @@ mod tests {
 
     /// Returns the share of the exact nearest items that the index finds.
     fn recall(items: &Vectors, index: &Index, queries: &Vectors, count: usize) -> f64 {
-        let (mut found, mut seen) = (0, Seen::default());
+        let (mut found, mut scratch) = (0, Scratch::default());
         for query in 0..queries.len() {
             let query = queries.vector(query);
             let exact = items.nearest(query, count, |_| false);
-            let near = index.nearest(items, query, (count, 0), |_| false, &mut seen);
+            let near = index.nearest(query, (count, 0), |_| false, &mut scratch);
             assert_eq!(near.len(), count.min(items.len()));
             // A found item has the same score, bit for bit.
             for (at, score) in &near {
@@ -384,20 +289,18 @@ mod tests {
             let items = vectors(count, 8, 1, false);
             let index = Index::build(&items, 2).unwrap();
             let queries = vectors(20, 8, 2, false);
-            let mut seen = Seen::default();
+            let mut scratch = Scratch::default();
             for at in 0..queries.len() {
                 let query = queries.vector(at);
                 let exact = items.nearest(query, 10, |_| false);
-                let near = index.nearest(&items, query, (10, 0), |_| false, &mut seen);
+                let near = index.nearest(query, (10, 0), |_| false, &mut scratch);
                 assert_eq!(near, exact);
                 let best: Vec<usize> = exact.iter().take(3).map(|(at, _)| *at).collect();
                 let is_best = |at: usize| best.contains(&at);
                 let exact = items.nearest(query, 10, is_best);
-                assert_eq!(index.nearest(&items, query, (10, 3), is_best, &mut seen), exact);
+                assert_eq!(index.nearest(query, (10, 3), is_best, &mut scratch), exact);
             }
-            assert!(
-                index.nearest(&items, queries.vector(0), (0, 0), |_| false, &mut seen).is_empty()
-            );
+            assert!(index.nearest(queries.vector(0), (0, 0), |_| false, &mut scratch).is_empty());
         }
     }
 
@@ -411,8 +314,8 @@ mod tests {
         assert_eq!(index.nodes(), 52);
         for query in [[1.0; 4], [-1.0, 0.5, 2.0, 0.0], [0.0; 4]] {
             for count in [5, 100, 460] {
-                let seen = &mut Seen::default();
-                let near = index.nearest(&items, &query, (count, 0), |_| false, seen);
+                let scratch = &mut Scratch::default();
+                let near = index.nearest(&query, (count, 0), |_| false, scratch);
                 assert_eq!(near, items.nearest(&query, count, |_| false), "{count}");
             }
         }
@@ -434,12 +337,12 @@ mod tests {
         let changes: [(Change, &str); 5] = [
             (|it| it.items[3] = it.items[4], "each item once"),
             (|it| it.starts[1] = 0, "nodes without items"),
-            (|it| it.layers[0].links[5] = 300, "links in layer 0"),
-            (|it| it.layers[1].links[0] = 19, "links in layer 1"),
+            (|it| it.layers[0].all_mut()[5] = 300, "links in layer 0"),
+            (|it| it.layers[1].all_mut()[0] = 19, "links in layer 1"),
             (|it| drop(it.layers.pop()), "no tensor 'links_2'"),
         ];
         for (change, part) in changes {
-            let mut wrong = index.clone();
+            let mut wrong = Index::build(&items, 2).unwrap();
             change(&mut wrong);
             wrong.save(&path).unwrap();
             let error = Index::load(&path, &items).unwrap_err().to_string();

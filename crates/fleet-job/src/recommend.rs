@@ -4,7 +4,7 @@ pub use crate::catalogue::SearchWay;
 use crate::catalogue::{Catalogue, CatalogueOptions, first_id, open_columns};
 use crate::features::{Applied, Scratch};
 use crate::job::Side;
-use crate::nearest::Seen;
+use crate::nearest;
 use crate::origin::{self, Origin};
 use crate::raw::Raw;
 use crate::rows::for_each_row;
@@ -74,10 +74,10 @@ pub fn run(args: &RecommendArgs, env: &Env, out: &mut Output) -> Result<(), Exit
     };
     write(&mut file, &header)?;
     let mut count = 0;
-    let mut nodes = Seen::default();
+    let mut scratch = nearest::Scratch::default();
     users.for_each(&mut model, |user, hash, vector| {
         let excluded = catalogue.known(hash);
-        let best = catalogue.best(vector, args.k as usize, excluded, &mut nodes);
+        let best = catalogue.best(vector, args.k as usize, excluded, &mut scratch);
         let mut text = String::new();
         for (rank, (at, score)) in best.iter().enumerate() {
             let item = quoted(&catalogue.items.texts.values[*at]);

@@ -119,10 +119,7 @@ fn measure(
         let mut found: Vec<usize> =
             relevant.iter().filter_map(|item| places.get(item).copied()).collect();
         found.sort_unstable();
-        retrieval.add(
-            &ranks(&catalogue.products(vector).collect::<Vec<f32>>(), &found, &seen),
-            relevant.len(),
-        );
+        retrieval.add(&ranks(&catalogue.products(vector), &found, &seen), relevant.len());
     }
     let means = retrieval.means();
     let values = vec![

@@ -8,6 +8,7 @@ use fleet::format::{read_safetensors, write_safetensors};
 use fleet_base::file::{make_folder, write_file};
 use fleet_base::{Error, Result, input};
 use fleet_data::{Batch, Block, RowRef};
+use fleet_kernels::products::products;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -149,9 +150,11 @@ impl Vectors {
         sum.finalize()
     }
 
-    /// Iterates over the products of the vectors with another one.
-    pub fn products<'v>(&'v self, other: &'v [f32]) -> impl Iterator<Item = f32> + 'v {
-        self.values.chunks_exact(self.dim).map(|vector| product(vector, other))
+    /// Returns the products of the vectors with another one.
+    pub fn products(&self, other: &[f32]) -> Vec<f32> {
+        let mut all = vec![0.0; self.len()];
+        products(&self.values, other, &mut all);
+        all
     }
 
     /// Returns the places and products of the `count` vectors with the largest products, without
@@ -163,7 +166,7 @@ impl Vectors {
         is_excluded: impl Fn(usize) -> bool,
     ) -> Vec<(usize, f32)> {
         let mut kept: BinaryHeap<Found> = BinaryHeap::with_capacity(count + 1);
-        for (at, score) in self.products(other).enumerate() {
+        for (at, score) in self.products(other).into_iter().enumerate() {
             let found = Found { score, at };
             let is_better = kept.len() < count || kept.peek().is_some_and(|worst| found < *worst);
             if is_better && !is_excluded(at) {
@@ -175,20 +178,6 @@ impl Vectors {
         }
         kept.into_sorted_vec().into_iter().map(|found| (found.at, found.score)).collect()
     }
-}
-
-/// A product in eight sums, which the compiler computes side by side.
-pub fn product(a: &[f32], b: &[f32]) -> f32 {
-    const LANES: usize = 8;
-    let mut sums = [0.0f32; LANES];
-    let (a_parts, b_parts) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest: f32 = a_parts.remainder().iter().zip(b_parts.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a_parts.zip(b_parts) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
-        }
-    }
-    sums.iter().sum::<f32>() + rest
 }
 
 /// A found vector. The best is the least, so that a heap has the worst at its top.
@@ -245,7 +234,7 @@ mod tests {
         let values: Vec<f32> = (0..50 * 11).map(|it| ((it * 37 % 101) as f32) - 50.0).collect();
         let vectors = Vectors { texts: Texts { column, values: names }, dim: 11, values };
         let query: Vec<f32> = (0..11).map(|it| (it as f32 - 4.5) / 3.0).collect();
-        let mut all: Vec<(usize, f32)> = vectors.products(&query).enumerate().collect();
+        let mut all: Vec<(usize, f32)> = vectors.products(&query).into_iter().enumerate().collect();
         all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         assert_eq!(vectors.nearest(&query, 5, |_| false), all[..5]);
         let best = all[0].0;
@@ -253,6 +242,6 @@ mod tests {
         assert_eq!(vectors.nearest(&query, 100, |_| false), all);
         assert_eq!(vectors.nearest(&query, 0, |_| false), []);
         let direct: f32 = query.iter().zip(&vectors.values).map(|(a, b)| a * b).sum();
-        assert!((vectors.products(&query).next().unwrap() - direct).abs() < 1e-3);
+        assert!((vectors.products(&query)[0] - direct).abs() < 1e-3);
     }
 }

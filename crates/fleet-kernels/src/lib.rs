@@ -30,6 +30,7 @@ pub mod optim;
 pub mod philox;
 pub mod pool;
 pub mod pool2d;
+pub mod products;
 pub mod reduce;
 pub mod rows;
 pub mod scatter;

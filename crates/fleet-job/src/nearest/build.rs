@@ -6,12 +6,16 @@
 //! links. Threads divide the searches and the links of a round, and the graph is the same for any
 //! number of them.
 
-use super::{Index, LINKS, Layer, Near, Seen, empty_layers, search};
-use crate::vectors::{Vectors, product};
+use super::graph::{Layer, Near, Rows, Scratch, search};
+use super::{Index, LINKS, empty_layers, vectors_of};
+use crate::vectors::Vectors;
+use fleet_base::Result;
 use fleet_base::rng::Sequence;
+use fleet_kernels::products::{products, products_at};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 
 /// Nodes that an insertion compares for its links: more make a better graph, more slowly.
 const CANDIDATES: usize = 128;
@@ -22,32 +26,33 @@ const ROUND_MAX: usize = 512;
 const SEED: u64 = 0x686e_7377;
 
 /// Builds the graph.
-pub fn build(vectors: &Vectors, threads: usize) -> Index {
+pub fn build(vectors: &Vectors, threads: usize) -> Result<Index> {
     let (items, starts) = nodes_of(vectors);
-    let (layers, sum) = (empty_layers(starts.len() - 1), vectors.sum());
-    let mut index = Index { items, starts, layers, sum };
-    let space = Space::new(&index, vectors);
-    let mut seen: Vec<Seen> = (0..threads.max(1)).map(|_| Seen::default()).collect();
-    let (mut first, nodes) = (1, index.nodes());
+    let nodes = starts.len() - 1;
+    let mut layers = empty_layers(nodes)?;
+    let sum = vectors.sum();
+    let vectors = vectors_of(vectors, &items, &starts)?;
+    let space = Space::new(&vectors);
+    let mut scratch: Vec<Scratch> = (0..threads.max(1)).map(|_| Scratch::default()).collect();
+    let mut first = 1;
     while first < nodes {
         let end = (first + first.min(ROUND_MAX)).min(nodes);
-        let of_node = |at: usize, seen: &mut Seen| {
-            links_of(&index.layers, (first + at) as u32, first as u32, &space, seen)
+        let of_node = |at: usize, scratch: &mut Scratch| {
+            links_of(&layers, (first + at) as u32, first as u32, &space, scratch)
         };
-        let found = in_parallel(end - first, &mut seen, of_node);
-        let links = add(&mut index.layers, first, found);
+        let found = in_parallel(end - first, &mut scratch, of_node);
+        let links = add(&mut layers, first, found);
         let groups: Vec<&[Link]> =
             links.chunk_by(|a, b| (a.layer, a.from) == (b.layer, b.from)).collect();
-        let layers = &index.layers;
         let of_group =
-            |at: usize, _: &mut Seen| linked(&layers[groups[at][0].layer], groups[at], &space);
-        let all = in_parallel(groups.len(), &mut seen, of_group);
+            |at: usize, _: &mut Scratch| linked(&layers[groups[at][0].layer], groups[at], &space);
+        let all = in_parallel(groups.len(), &mut scratch, of_group);
         for (group, near) in groups.iter().zip(all) {
-            index.layers[group[0].layer].set(group[0].from, &near);
+            layers[group[0].layer].set(group[0].from, &near);
         }
         first = end;
     }
-    index
+    Ok(Index { items, starts, layers, vectors, sum })
 }
 
 /// A new link of a node.
@@ -97,26 +102,25 @@ fn links_of(
     node: u32,
     first: u32,
     space: &Space<'_>,
-    seen: &mut Seen,
+    scratch: &mut Scratch,
 ) -> Vec<Vec<Near>> {
-    let near_of = |other: u32| Near { distance: space.distance(node, other), node: other };
-    let distance = |other: u32| space.distance(node, other);
-    let mut near = vec![near_of(0)];
+    let products = |others: &[u32], out: &mut [f32]| space.products(node, others, out);
+    let mut near = space.near(node, &[0]);
     let mut links = Vec::new();
-    let mut round: Vec<Near> = Vec::new();
+    let mut round: Option<Vec<Near>> = None;
     for layer in layers.iter().rev() {
-        let is_in_layer = (node as usize) < layer.nodes();
+        let is_in_layer = (node as usize) < layer.len();
         let kept = if is_in_layer { CANDIDATES } else { 1 };
-        near = search(layer, &near, kept, &distance, seen);
+        near = search(layer, &near, kept, products, scratch);
         if is_in_layer {
             // All of them are in the layer, too: it has the first nodes.
-            if round.is_empty() {
-                round.extend((first..node).map(near_of));
-            }
-            let mut all = [near.as_slice(), &round].concat();
+            let round = round.get_or_insert_with(|| space.near_of_range(node, first..node));
+            let worst = near.last().copied().filter(|_| near.len() == CANDIDATES);
+            let mut all = near.clone();
+            all.extend(round.iter().filter(|it| worst.is_none_or(|worst| **it < worst)));
             all.sort_unstable();
             all.truncate(CANDIDATES);
-            links.push(chosen(&all, LINKS, space));
+            links.push(chosen(all, LINKS, space));
         }
     }
     links
@@ -129,45 +133,55 @@ fn add(layers: &mut [Layer], first: usize, found: Vec<Vec<Vec<Near>>>) -> Vec<Li
         for (layer, near) in links.iter().rev().enumerate() {
             layers[layer].set(node, near);
             back.extend(near.iter().map(|other| {
-                let to = Near { distance: other.distance, node };
-                Link { layer, from: other.node, to }
+                let to = Near::new(other.product(), node);
+                Link { layer, from: other.node(), to }
             }));
         }
     }
-    back.sort_unstable_by_key(|link| (link.layer, link.from, link.to.node));
+    back.sort_unstable_by_key(|link| (link.layer, link.from, link.to.node()));
     back
 }
 
 /// Returns all links of a node that gets new ones. If there are too many, the best ones stay.
 fn linked(layer: &Layer, new: &[Link], space: &Space<'_>) -> Vec<Near> {
-    let from = new[0].from;
-    let near_of = |other: u32| Near { distance: space.distance(from, other), node: other };
-    let own: Vec<u32> = layer.of(from).collect();
-    if own.len() + new.len() <= layer.width {
+    let (from, own) = (new[0].from, layer.of(new[0].from));
+    let new = new.iter().map(|link| link.to);
+    if own.len() + new.len() <= layer.width() {
         // Only their nodes are kept.
-        let own = own.iter().map(|node| Near { distance: 0.0, node: *node });
-        return own.chain(new.iter().map(|link| link.to)).collect();
+        return own.iter().map(|node| Near::new(0.0, *node)).chain(new).collect();
     }
-    let mut all: Vec<Near> = own.into_iter().map(near_of).collect();
-    all.extend(new.iter().map(|link| link.to));
+    let mut all = space.near(from, own);
+    all.extend(new);
     all.sort_unstable();
-    chosen(&all, layer.width, space)
+    chosen(all, layer.width(), space)
 }
 
 /// Chooses links among near nodes, nearest first: a node that is nearer to a chosen one than to the
 /// linking node is reached through that one. Free places are filled with the nearest others.
-fn chosen(near: &[Near], count: usize, space: &Space<'_>) -> Vec<Near> {
-    let (mut chosen, mut others): (Vec<Near>, Vec<Near>) = (Vec::new(), Vec::new());
-    for found in near {
-        if chosen.len() == count {
-            break;
-        }
-        let is_reached =
-            chosen.iter().any(|it| space.distance(it.node, found.node) < found.distance);
-        if is_reached { others.push(*found) } else { chosen.push(*found) }
+fn chosen(mut near: Vec<Near>, count: usize, space: &Space<'_>) -> Vec<Near> {
+    let mut chosen = Vec::with_capacity(count);
+    let mut reached = Vec::with_capacity(near.len());
+    let (mut nodes, mut products) = (Vec::with_capacity(near.len()), vec![0.0; near.len()]);
+    while chosen.len() < count && !near.is_empty() {
+        let next = near.remove(0);
+        chosen.push(next);
+        nodes.clear();
+        nodes.extend(near.iter().map(|it| it.node()));
+        space.products(next.node(), &nodes, &mut products[..nodes.len()]);
+        let mut product = products.iter();
+        near.retain(|it| {
+            let is_reached = product.next().is_some_and(|product| *product > it.product());
+            if is_reached {
+                reached.push(*it);
+            }
+            !is_reached
+        });
     }
     let free = count - chosen.len();
-    chosen.extend(others.into_iter().take(free));
+    if free > 0 {
+        reached.sort_unstable();
+        chosen.extend(reached.into_iter().take(free));
+    }
     chosen
 }
 
@@ -221,34 +235,51 @@ fn nodes_of(vectors: &Vectors) -> (Vec<u32>, Vec<u32>) {
     (items, starts)
 }
 
-/// Vectors that are made equally long.
+/// Vectors of nodes that are made equally long: the nearest ones have the largest products.
 struct Space<'v> {
-    vectors: &'v Vectors,
-    /// An item of each node.
-    items: Vec<u32>,
-    /// The squared length of each node's vector.
-    lengths: Vec<f32>,
+    vectors: &'v Rows<f32>,
     /// The number that each node's vector gets.
     rest: Vec<f32>,
 }
 
 impl<'v> Space<'v> {
-    fn new(index: &Index, vectors: &'v Vectors) -> Space<'v> {
-        let items: Vec<u32> = (0..index.nodes() as u32).map(|node| index.item(node)).collect();
-        let vector = |item: &u32| vectors.vector(*item as usize);
-        let length = |item: &u32| product(vector(item), vector(item));
-        let lengths: Vec<f32> = items.iter().map(length).collect();
-        let longest = lengths.iter().copied().fold(0.0, f32::max);
-        let rest = lengths.iter().map(|length| (longest - length).max(0.0).sqrt()).collect();
-        Space { vectors, items, lengths, rest }
+    fn new(vectors: &'v Rows<f32>) -> Space<'v> {
+        let square = |row: &[f32]| -> f32 {
+            let mut square = [0.0];
+            products(row, row, &mut square);
+            square[0]
+        };
+        let squares: Vec<f32> = vectors.all().chunks_exact(vectors.width()).map(square).collect();
+        let largest = squares.iter().copied().fold(0.0, f32::max);
+        let rest = squares.iter().map(|square| (largest - square).max(0.0).sqrt()).collect();
+        Space { vectors, rest }
     }
 
-    /// Returns the squared distance of two nodes.
-    fn distance(&self, a: u32, b: u32) -> f32 {
-        let [x, y] = [a, b].map(|node| self.vectors.vector(self.items[node as usize] as usize));
-        let of = |values: &[f32]| [values[a as usize], values[b as usize]];
-        let ([x_length, y_length], [x_rest, y_rest]) = (of(&self.lengths), of(&self.rest));
-        let rest = x_rest - y_rest;
-        x_length + y_length - 2.0 * product(x, y) + rest * rest
+    /// Computes the products of a node with others.
+    fn products(&self, node: u32, others: &[u32], out: &mut [f32]) {
+        products_at(self.vectors.all(), others, self.vectors.row(node), out);
+        let rest = self.rest[node as usize];
+        for (out, other) in out.iter_mut().zip(others) {
+            *out += rest * self.rest[*other as usize];
+        }
+    }
+
+    /// Returns other nodes with their products with a node.
+    fn near(&self, node: u32, others: &[u32]) -> Vec<Near> {
+        let mut out = vec![0.0; others.len()];
+        self.products(node, others, &mut out);
+        out.iter().zip(others).map(|(product, other)| Near::new(*product, *other)).collect()
+    }
+
+    /// Like [`Space::near`], for nodes that follow each other.
+    fn near_of_range(&self, node: u32, others: Range<u32>) -> Vec<Near> {
+        let [start, end] = [others.start, others.end].map(|at| at as usize);
+        let width = self.vectors.width();
+        let mut out = vec![0.0; end - start];
+        let rows = &self.vectors.all()[start * width..end * width];
+        products(rows, self.vectors.row(node), &mut out);
+        let (rest, rests) = (self.rest[node as usize], &self.rest[start..end]);
+        let near = out.iter().zip(rests).zip(others);
+        near.map(|((product, other), node)| Near::new(product + rest * other, node)).collect()
     }
 }

@@ -3,7 +3,7 @@
 use crate::catalogue::{Catalogue, first_id};
 use crate::features::{Applied, Scratch};
 use crate::job::{ColumnPart, Side};
-use crate::nearest::Seen;
+use crate::nearest;
 use crate::raw::{RawNames, spec};
 use crate::saved::SavedModel;
 use crate::vectors::vectors_of;
@@ -78,15 +78,15 @@ pub struct Recommender {
     raw: Block,
     slots: Block,
     scratch: Scratch,
-    seen: Seen,
+    search: nearest::Scratch,
 }
 
 impl Recommender {
     pub(super) fn new(saved: SavedModel, towers: Arc<Towers>) -> Result<Recommender> {
         let rows = towers.rows.clone();
         let (raw, slots) = (Block::new(rows.schema()), Block::new(towers.applied.schema()));
-        let (scratch, seen) = (Scratch::default(), Seen::default());
-        Ok(Recommender { saved, towers, rows, raw, slots, scratch, seen })
+        let (scratch, search) = (Scratch::default(), nearest::Scratch::default());
+        Ok(Recommender { saved, towers, rows, raw, slots, scratch, search })
     }
 
     /// Finds items for the users of a JSON body: rows or columns as in
@@ -131,7 +131,7 @@ impl Recommender {
 
     fn find(&mut self, wanted: Wanted) -> Result<Recommended, RequestError> {
         let count = check_count(wanted.count, self.raw.len()).map_err(RequestError::of_request)?;
-        let Recommender { towers, raw, slots, scratch, seen, .. } = self;
+        let Recommender { towers, raw, slots, scratch, search, .. } = self;
         slots.clear();
         for row in 0..raw.len() {
             // Without a label, every row can be used.
@@ -144,7 +144,7 @@ impl Recommender {
         let dim = (vectors.len() / raw.len().max(1)).max(1);
         let users = vectors.chunks_exact(dim).enumerate().map(|(row, vector)| {
             let excluded = towers.excluded(raw, row, wanted);
-            towers.catalogue.best(vector, count, &excluded, seen)
+            towers.catalogue.best(vector, count, &excluded, search)
         });
         Ok(Recommended { users: users.collect() })
     }
