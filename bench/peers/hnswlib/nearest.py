@@ -14,7 +14,7 @@ import numpy
 
 DIM, CENTRES, SPREAD, QUERIES, CHECKED, COUNT = 32, 1000, 0.7, 2000, 200, 10
 LINKS, CANDIDATES = 16, 128
-WIDTHS = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768]
+WIDTHS = [16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 768]
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--items", type=int, required=True)

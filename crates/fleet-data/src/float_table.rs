@@ -88,8 +88,10 @@ impl FloatTable {
                         let _ = write!(text, "{},", quoted(it));
                     }
                     for (index, value) in values.iter().enumerate() {
-                        let comma = if index == 0 { "" } else { "," };
-                        let _ = write!(text, "{comma}{value}");
+                        if index > 0 {
+                            text.push(',');
+                        }
+                        push_float(text, *value);
                     }
                     text.push('\n');
                 }
@@ -112,6 +114,42 @@ impl FloatTable {
         }
     }
 }
+
+/// Appends a float with the fewest digits that parse to it, as its `Display` does. Scores are often
+/// between 0 and 1, and have at most nine decimals: these are found by trying, twice as fast.
+fn push_float(text: &mut String, value: f32) {
+    if (SHORT_MIN..1.0).contains(&value) {
+        let exact = f64::from(value);
+        for (decimals, scale) in (DECIMALS_MIN..).zip(SCALES) {
+            let digits = (exact * scale).round();
+            if (digits / scale) as f32 == value {
+                return push_decimals(text, digits as u64, decimals);
+            }
+        }
+    }
+    let _ = write!(text, "{value}");
+}
+
+/// Appends 0 and some decimals, without zeros at their end.
+fn push_decimals(text: &mut String, mut digits: u64, mut decimals: usize) {
+    while digits.is_multiple_of(10) {
+        (digits, decimals) = (digits / 10, decimals - 1);
+    }
+    let mut bytes = [b'0'; 1 + DECIMALS_MIN + SCALES.len()];
+    bytes[1] = b'.';
+    for byte in bytes[2..2 + decimals].iter_mut().rev() {
+        *byte += (digits % 10) as u8;
+        digits /= 10;
+    }
+    text.push_str(std::str::from_utf8(&bytes[..2 + decimals]).unwrap_or_default());
+}
+
+/// Floats from this one on to 1 have few decimals.
+const SHORT_MIN: f32 = 1e-4;
+/// Decimals that are tried first: few floats have fewer.
+const DECIMALS_MIN: usize = 5;
+/// Powers of ten of the numbers of decimals that are tried.
+const SCALES: [f64; 5] = [1e5, 1e6, 1e7, 1e8, 1e9];
 
 fn write_text(file: &mut AtomicFile, text: &mut String) -> Result<()> {
     let written = file.write_all(text.as_bytes());
@@ -256,6 +294,26 @@ mod parquet_table {
             assert_eq!(block.column(2).ids(1), Some(&[][..]));
             assert!(FloatTable::create(&folder.path().join("x.xlsx"), &[]).is_err());
             Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::push_float;
+    use std::fmt::Write as _;
+
+    #[test]
+    fn floats_have_their_shortest_text() {
+        let bits = (1e-5f32.to_bits()..2f32.to_bits()).step_by(1009);
+        let powers = (0..20).map(|it| 0.5f32.powi(it).to_bits());
+        let around = powers.flat_map(|bits| bits - 2..bits + 3);
+        let special = [0.0, -0.0, -0.25, 1.0, 1e-4, 0.1, 0.12345, f32::NAN, f32::INFINITY, 1e30];
+        for value in bits.chain(around).map(f32::from_bits).chain(special) {
+            let (mut text, mut expected) = (String::new(), String::new());
+            push_float(&mut text, value);
+            let _ = write!(expected, "{value}");
+            assert_eq!(text, expected);
         }
     }
 }

@@ -15,8 +15,8 @@ use fleet_base::{Error, Result};
 use fleet_data::Batch;
 use std::ops::Range;
 
-/// Limit on the rows of a piece; products have blocks of 72 rows.
-const PIECE_ROWS: usize = 64;
+/// Limit on the rows of a piece: products have blocks of 72 rows.
+const PIECE_ROWS: usize = 72;
 /// Pieces have a multiple of this number of rows, so that there are few plans.
 const STEP_ROWS: usize = 8;
 /// Width of ragged inputs with fewer values.

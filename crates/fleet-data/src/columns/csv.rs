@@ -1,13 +1,13 @@
 //! CSV files by the names of their columns.
 //!
-//! Sketch: a field of a table has four to eight bytes. One load of eight bytes finds its end and,
-//! for a category, gives the word that is hashed; numbers are parsed as in MultiSlot lines. All
+//! Sketch: a field of a table has four to 15 bytes. One or two loads of eight bytes find its end
+//! and, for a category, give the words that are hashed; numbers are parsed as in MultiSlot lines. All
 //! other fields (quoted, longer, with blanks, not ASCII, missing) take the slow path, which copies
 //! a field only to remove its quotes. Measured by `data/columns_load`.
 
 use super::cells::Cells;
 use super::format::CsvHeader;
-use super::hash::hash_of_word;
+use super::hash::{WORD, hash_of_word, hash_of_words};
 use super::{ColumnKind, category_hash};
 use crate::block::{Block, Column, Values};
 use crate::lines::{LineError, LineFormat};
@@ -186,7 +186,7 @@ impl CsvLines {
     fn plain_word(&self, text: &[u8], at: usize, length: usize) -> Option<(u64, usize)> {
         let word = load_word(text, at);
         let size = (first_zero_byte(word ^ self.separators)).min(length - at);
-        if size >= 8 {
+        if size >= WORD {
             return self.long_word(text, at, length);
         }
         if size == 0 {
@@ -199,7 +199,7 @@ impl CsvLines {
         if blank_or_quote || word & NOT_ASCII != 0 {
             return None;
         }
-        if self.cells.missing.is_mark(&text[at..at + size]) || self.cells.observer.is_some() {
+        if !self.is_value(&text[at..at + size]) {
             return None;
         }
         Some((hash_of_word(word, size), at + size + 1))
@@ -216,14 +216,43 @@ impl CsvLines {
     /// Like [`CsvLines::plain_word`], for words of eight bytes or more.
     #[inline(never)]
     fn long_word(&self, text: &[u8], at: usize, length: usize) -> Option<(u64, usize)> {
+        let (first, next) = (load_word(text, at), load_word(text, at + WORD));
+        let size = first_zero_byte(next ^ self.separators).min(length - at - WORD);
+        if size == WORD {
+            return self.longer_word(text, at, length);
+        }
+        // A shift by all 64 bits, of a word without bytes, would not be one.
+        let next = if size == 0 { 0 } else { next & (u64::MAX >> (64 - 8 * size)) };
+        let last = if size == 0 { first >> 56 } else { next >> (8 * (size - 1)) };
+        let blank_or_quote = first & 0xff <= u64::from(b'"') || last <= u64::from(b' ');
+        let word = &text[at..at + WORD + size];
+        if blank_or_quote || (first | next) & NOT_ASCII != 0 || !self.is_value(word) {
+            return None;
+        }
+        let hash = match size {
+            0 => hash_of_word(first, WORD),
+            _ => hash_of_words(first, next, word.len()),
+        };
+        Some((hash, at + word.len() + 1))
+    }
+
+    /// Like [`CsvLines::plain_word`], for words of 16 bytes or more.
+    #[inline(never)]
+    fn longer_word(&self, text: &[u8], at: usize, length: usize) -> Option<(u64, usize)> {
         let rest = &text[at..length];
         let word = &rest[..memchr::memchr(self.separator, rest).unwrap_or(rest.len())];
         let (first, last) = (*word.first()?, *word.last()?);
         let is_plain = first > b'"' && last > b' ' && word.is_ascii();
-        if !is_plain || self.cells.missing.is_mark(word) || self.cells.observer.is_some() {
+        if !is_plain || !self.is_value(word) {
             return None;
         }
         Some((category_hash(word), at + word.len() + 1))
+    }
+
+    /// Returns whether a word is neither missing nor observed.
+    #[inline(always)]
+    fn is_value(&self, word: &[u8]) -> bool {
+        !self.cells.missing.is_mark(word) && self.cells.observer.is_none()
     }
 
     /// Reads the field at `at` into a column, and returns the start of the next field.

@@ -33,6 +33,13 @@ pub(crate) fn hash_of_word(word: u64, length: usize) -> u64 {
     finish(start(length), word)
 }
 
+/// Returns the hash of a text of nine to 16 bytes: the first eight, and a word whose lower bytes are
+/// the others. Its other bytes are 0.
+#[inline(always)]
+pub(crate) fn hash_of_words(first: u64, last: u64, length: usize) -> u64 {
+    finish(mix(start(length) ^ first), last)
+}
+
 #[inline(always)]
 fn start(length: usize) -> u64 {
     SEED ^ (length as u64).wrapping_mul(FACTOR)
@@ -50,7 +57,8 @@ fn mix(word: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-const WORD: usize = 8;
+/// Bytes of a word.
+pub(crate) const WORD: usize = 8;
 /// The constants of wyhash: odd numbers with as many ones as zeros.
 const SEED: u64 = 0xa076_1d64_78bd_642f;
 const FACTOR: u64 = 0xe703_7ed1_a0b4_28db;
@@ -63,11 +71,18 @@ mod tests {
 
     #[test]
     fn words_have_the_hash_of_their_text() {
-        let text = b"abcdefgh";
-        for length in 0..=WORD {
+        let text = b"abcdefghijklmnop";
+        let word = |bytes: &[u8]| {
             let mut word = [0; WORD];
-            word[..length].copy_from_slice(&text[..length]);
-            let hash = hash_of_word(u64::from_le_bytes(word), length);
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_le_bytes(word)
+        };
+        for length in 0..=WORD {
+            let hash = hash_of_word(word(&text[..length]), length);
+            assert_eq!(hash, category_hash(&text[..length]));
+        }
+        for length in WORD + 1..=2 * WORD {
+            let hash = hash_of_words(word(&text[..WORD]), word(&text[WORD..length]), length);
             assert_eq!(hash, category_hash(&text[..length]));
         }
     }

@@ -62,6 +62,21 @@ pub fn whole_float(word: &[u8]) -> Option<f32> {
 
 #[inline(never)]
 fn general(text: &[u8], at: usize) -> Option<(f32, usize)> {
+    // Up to seven bytes with a point, such as "83.427", in one word, as in `float`.
+    let word = load(text, at);
+    let (whole, count) = digit_run(word);
+    if (1..=5).contains(&count) && (word >> (8 * count)) & 0xFF == POINT >> 8 {
+        let (fraction, decimals) = digit_run(word >> (8 * (count + 1)));
+        let end = count + 1 + decimals;
+        if decimals > 0 && end < 8 && (word >> (8 * end)) & 0xDF != u64::from(b'E') {
+            let mantissa = whole * TEN[decimals] + fraction;
+            return Some((mantissa as f32 / TEN[decimals] as f32, at + end));
+        }
+    }
+    longer(text, at)
+}
+
+fn longer(text: &[u8], at: usize) -> Option<(f32, usize)> {
     let negative = text.get(at) == Some(&b'-');
     let start = at + usize::from(negative);
     let (mut mantissa, whole) = digit_run(load(text, start));

@@ -97,6 +97,25 @@ fn columns_are_found_by_the_header() {
     assert_eq!(ids(&block, 3, 2), [0; 0]);
 }
 
+/// Words are read eight bytes at a time: their length must not matter, nor what follows them.
+#[test]
+fn words_of_any_length_are_hashed() {
+    let columns = ["a", "b"].map(ColumnSpec::category);
+    for length in 1..40 {
+        let word: String = ('a'..='z').cycle().take(length).collect();
+        let odd = [word.replace('a', "é"), format!("{word} {word}"), format!("{word}'")];
+        for word in odd.iter().chain([&word]) {
+            let text = format!("a,b\n{word},x\n {word} ,{word}\nx,{word}");
+            let block = read(&columns, text.as_bytes()).unwrap();
+            let expected = [[word, "x"], [word, word], ["x", word]];
+            for (row, expected) in expected.iter().enumerate() {
+                let found = [0, 1].map(|column| ids(&block, column, row)[0]);
+                assert_eq!(found[..], hashes(expected), "{text}");
+            }
+        }
+    }
+}
+
 /// Line ends, a byte order mark, quotes around everything and the order of columns do not matter.
 #[test]
 fn spellings_of_a_table_are_equal() {

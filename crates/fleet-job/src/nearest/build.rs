@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Nodes that an insertion compares for its links: more make a better graph, more slowly.
 const CANDIDATES: usize = 128;
@@ -63,25 +64,32 @@ struct Link {
 }
 
 /// Calls a function for each index below `count`, in threads that each have a state, and returns
-/// the results in order.
+/// the results in order. Each thread takes the next indices when it is ready, since other work may
+/// slow down one of them.
 fn in_parallel<S: Send, T: Send>(
     count: usize,
     states: &mut [S],
     call: impl Fn(usize, &mut S) -> T + Sync,
 ) -> Vec<T> {
-    let threads = states.len().min(count / SHARE_MIN).max(1);
-    let share = count.div_ceil(threads);
-    let work = |thread: usize, state: &mut S| -> Vec<T> {
-        let range = (thread * share).min(count)..((thread + 1) * share).min(count);
-        range.map(|at| call(at, state)).collect()
+    let threads = states.len().min(count.div_ceil(SHARE)).max(1);
+    let next = AtomicUsize::new(0);
+    let work = |state: &mut S| -> Vec<(usize, Vec<T>)> {
+        let mut done = Vec::new();
+        loop {
+            let start = next.fetch_add(SHARE, Relaxed);
+            if start >= count {
+                return done;
+            }
+            let share = start..(start + SHARE).min(count);
+            done.push((start, share.map(|at| call(at, state)).collect()));
+        }
     };
     let (own, others) = states.split_at_mut(1);
-    std::thread::scope(|scope| {
+    let mut all = std::thread::scope(|scope| {
         let work = &work;
-        let others = others.iter_mut().take(threads - 1).enumerate();
-        let running: Vec<_> =
-            others.map(|(at, state)| scope.spawn(move || work(at + 1, state))).collect();
-        let mut all = work(0, &mut own[0]);
+        let others = others.iter_mut().take(threads - 1);
+        let running: Vec<_> = others.map(|state| scope.spawn(move || work(state))).collect();
+        let mut all = work(&mut own[0]);
         for thread in running {
             match thread.join() {
                 Ok(part) => all.extend(part),
@@ -89,11 +97,13 @@ fn in_parallel<S: Send, T: Send>(
             }
         }
         all
-    })
+    });
+    all.sort_unstable_by_key(|(start, _)| *start);
+    all.into_iter().flat_map(|(_, share)| share).collect()
 }
 
-/// Nodes for which a further thread is worth its start: some 10 microseconds each.
-const SHARE_MIN: usize = 16;
+/// Nodes that a thread takes at a time: some 10 microseconds each.
+const SHARE: usize = 16;
 
 /// Returns the links of a new node in each of its layers, the layer of all nodes last. `first` is
 /// the first node of its round.
