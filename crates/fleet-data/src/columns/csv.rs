@@ -1,9 +1,9 @@
 //! CSV files by the names of their columns.
 //!
 //! Sketch: a field of a table has four to 15 bytes. One or two loads of eight bytes find its end
-//! and, for a category, give the words that are hashed; numbers are parsed as in MultiSlot lines. All
-//! other fields (quoted, longer, with blanks, not ASCII, missing) take the slow path, which copies
-//! a field only to remove its quotes. Measured by `data/columns_load`.
+//! and, for a category, give the words that are hashed; numbers are parsed as in MultiSlot lines.
+//! All other fields (quoted, longer, with blanks, not ASCII, missing) take the slow path, which
+//! copies a field only to remove its quotes. Measured by `data/columns_load`.
 
 use super::cells::Cells;
 use super::format::CsvHeader;

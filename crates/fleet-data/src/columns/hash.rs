@@ -33,8 +33,8 @@ pub(crate) fn hash_of_word(word: u64, length: usize) -> u64 {
     finish(start(length), word)
 }
 
-/// Returns the hash of a text of nine to 16 bytes: the first eight, and a word whose lower bytes are
-/// the others. Its other bytes are 0.
+/// Returns the hash of a text of nine to 16 bytes: the first eight, and a word whose lower bytes
+/// are the others. Its other bytes are 0.
 #[inline(always)]
 pub(crate) fn hash_of_words(first: u64, last: u64, length: usize) -> u64 {
     finish(mix(start(length) ^ first), last)
