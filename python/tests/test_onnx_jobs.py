@@ -68,6 +68,10 @@ JOBS = {
     "din": (HISTORIES, "kind = 'din'\ndim = 8\nhidden = [16]"),
     "two_tower": (SIDES, "kind = 'two_tower'\ndim = 8\nhidden = [16]\nsimilarity = 'cosine'"),
     "mf": (SIDES.replace(", side = \"user\" }\nuser", " }\nuser"), "kind = 'mf'\ndim = 8"),
+    "mmoe": (
+        'old = { role = "label", name = "z", at_least = 5.5 }' + SMALL,
+        "kind = 'mmoe'\ndim = 8\nhidden = [16]\nexperts = 3\ntower = [8]",
+    ),
     "servers": (COLUMNS, "kind = 'mlp'\ndim = 8\nhidden = [16]"),
     "classes": (CLASSES, "kind = 'mlp'\ndim = 8\nhidden = [16]\n[task]\nkind = 'multi_class'"),
     "regression": (
