@@ -45,6 +45,12 @@ impl<'a> InferCtx<'a> {
         self.op.spec.input_index(slot).map_or(&[], |index| &self.inputs[index])
     }
 
+    /// Returns the first variable that was set for an output slot.
+    pub fn output(&self, slot: &str) -> Option<Meta> {
+        let index = self.op.spec.output_index(slot)?;
+        self.outputs[index].first().copied()
+    }
+
     /// Sets the only variable of an output slot.
     pub fn set(&mut self, slot: &str, dtype: DType, shape: impl Into<Shape>) {
         self.push(slot, Meta::dense(dtype, shape));

@@ -1,9 +1,10 @@
 //! Helpers shared by the shape rules, gradient rules and kernels of many ops.
 
-use crate::{InferCtx, Meta, PrepareCtx};
+use crate::{InferCtx, KernelCtx, Meta, PrepareCtx};
 use fleet_base::{Error, Result};
-use fleet_ir::Op;
-use fleet_tensor::{DType, Layout, Shape, bf16, f16};
+use fleet_ir::{Op, VarKind};
+use fleet_kernels::input::Input;
+use fleet_tensor::{DType, Element, Layout, Shape, bf16, f16};
 
 /// Returns whether an output slot has a variable. Gradient ops compute only requested outputs.
 pub(crate) fn is_requested(i: &InferCtx<'_>, slot: &str) -> bool {
@@ -43,6 +44,40 @@ pub(crate) fn grads_like(i: &mut InferCtx<'_>, slots: &[&str]) -> Result<()> {
     }
     Ok(())
 }
+
+/// Checks the input that is added to a gradient, if there is one: a tensor of its type and shape.
+pub(crate) fn check_added(i: &InferCtx<'_>, (grad, added): (&str, &str)) -> Result<()> {
+    let Some(have) = i.optional(added) else { return Ok(()) };
+    let Some(want) = i.output(grad) else {
+        return Err(i.error(added, "has no result").expected(format!("an output {grad}")));
+    };
+    if have.kind != VarKind::Dense || want.kind != VarKind::Dense {
+        return Err(i.error(added, "holds sparse rows").expected("a dense tensor"));
+    }
+    i.check_dtype(added, &[want.dtype])?;
+    i.check_shape(added, want.shape)
+}
+
+/// Returns whether a kernel has an input to add to an output, which is then copied to the output.
+/// `out` is the memory of that output.
+pub(crate) fn begin_sum<T: Element>(
+    k: &KernelCtx<'_>,
+    (output, input): (usize, usize),
+    out: &mut [T],
+) -> bool {
+    if !k.has_input(input) {
+        return false;
+    }
+    if let Input::Separate(from) = k.input_or_output::<T>(input, output) {
+        k.pool.run_parts(out, COPY_GRAIN, |start, to| {
+            to.copy_from_slice(&from[start..][..to.len()]);
+        });
+    }
+    true
+}
+
+/// Elements copied per task.
+const COPY_GRAIN: usize = 1 << 15;
 
 /// Returns the product of dimensions, or -1 if one is unknown. Saturates at the largest number,
 /// which exceeds any memory.

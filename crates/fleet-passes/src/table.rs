@@ -137,6 +137,15 @@ pub const PASSES: &[Pass] = &[
         follows: None,
         run: |program, registry, keep| fuse::embedding_concat::FUSION.run(program, registry, keep),
     },
+    // After `gemm_epilogue`, whose gradient ops can add too, and after `embedding_concat`, whose
+    // gradient ops cannot.
+    Pass {
+        name: "gradient_sum",
+        about: "adds the gradient of a weight to those before it while it is computed",
+        option: option!(enable_addto),
+        follows: None,
+        run: |program, registry, keep| fuse::gradient_sum::FUSION.run(program, registry, keep),
+    },
     // After all fusions, which then need not handle formats.
     Pass {
         name: "layout",

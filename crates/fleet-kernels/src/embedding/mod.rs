@@ -17,7 +17,10 @@ mod rows;
 mod tests;
 
 pub use group::{Groups, group, group_scratch_len};
-pub use rows::{AdamRows, Source, adagrad_rows, adam_rows, dense_gradient, merge_rows, sgd_rows};
+pub use rows::{
+    AdamRows, Source, adagrad_rows, adam_rows, add_dense_gradient, dense_gradient, merge_rows,
+    sgd_rows,
+};
 
 use crate::for_registers;
 use crate::pool::{Pool, Shareable};

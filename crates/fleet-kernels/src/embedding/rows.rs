@@ -30,7 +30,7 @@ pub fn merge_rows(
     out: &mut [f32],
 ) {
     assert!(out.len() >= groups.ids.len() * dim, "merged rows exceed the output");
-    for_each_sum(pool, groups, source, dim, &Store { out: Shareable::new(out), by_id: false });
+    for_each_sum(pool, groups, source, dim, &Store { out: Shareable::new(out) });
 }
 
 /// Computes the dense gradient of a table, which is zero except for the rows in use.
@@ -41,15 +41,19 @@ pub fn dense_gradient(
     dim: usize,
     out: &mut [f32],
 ) -> Result<(), BadId> {
-    let rows = out.len() / dim.max(1);
-    check_groups(groups, rows)?;
-    let shared = Shareable::new(out);
-    pool.run_ranges(rows * dim, ZERO_FLOATS_PER_TASK, |range| {
-        // SAFETY: ranges are disjoint and inside `out`.
-        unsafe { shared.slice(range.start, range.len()) }.fill(0.0);
-    });
-    for_each_sum(pool, groups, source, dim, &Store { out: shared, by_id: true });
-    Ok(())
+    pool.run_parts(out, ZERO_FLOATS_PER_TASK, |_, part| part.fill(0.0));
+    add_dense_gradient(pool, groups, source, dim, out)
+}
+
+/// Adds the gradient of a table to `out`, of which only the rows in use change.
+pub fn add_dense_gradient(
+    pool: &Pool,
+    groups: &Groups<'_>,
+    source: &Source<'_>,
+    dim: usize,
+    out: &mut [f32],
+) -> Result<(), BadId> {
+    update_rows(pool, groups, source, dim, AddRows, out, [])
 }
 
 /// Computes `table[id] -= lr * sum of its gradient rows`, once per row.
@@ -194,23 +198,18 @@ impl Place {
     }
 }
 
+/// Stores the sums one after another.
 struct Store {
     out: Shareable<f32>,
-    by_id: bool,
 }
 
 impl Update for Store {
     #[inline(always)]
-    fn prefetch(&self, _: usize, id: i64, dim: usize) {
-        if self.by_id {
-            prefetch_row(self.out.ptr().wrapping_add(id as usize * dim), dim);
-        }
-    }
+    fn prefetch(&self, _: usize, _: i64, _: usize) {}
 
     #[inline(always)]
     unsafe fn apply<S: Simd>(&self, s: S, place: Place, sum: S::F) {
-        let start =
-            if self.by_id { place.in_table() } else { place.unique * place.dim + place.column };
+        let start = place.unique * place.dim + place.column;
         // SAFETY: promised by the caller.
         unsafe { s.store_n(self.out.ptr().add(start), sum, place.n) };
     }
@@ -248,6 +247,17 @@ impl<O: UpdateOp, const N: usize> Update for RowUpdate<O, N> {
                 s.store_n(self.states[k].ptr().add(start), values[k], n);
             }
         }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct AddRows;
+
+impl UpdateOp for AddRows {
+    const STATES: usize = 0;
+    #[inline(always)]
+    fn update<S: Simd>(self, s: S, old: S::F, sum: S::F, _: &mut [S::F; 3]) -> S::F {
+        s.add(old, sum)
     }
 }
 

@@ -8,11 +8,11 @@
 //! Bias and relu are applied to a tile of the product while it is in registers. The gradients of
 //! activation and bias are computed in one sweep over Out@GRAD. With `x_is_relu`, X@GRAD is the
 //! gradient before the relu that made X. A fusion pass moves the relu's gradient here from the
-//! preceding layer and so saves its sweep.
+//! preceding layer and so saves its sweep. YSum, if it is given, is added to Y@GRAD.
 
-use crate::math::matmul::{mul_shape, mul_sizes};
+use crate::math::matmul::{ADDED_TO_Y, mul_shape, mul_sizes};
 use crate::prelude::*;
-use crate::rules::{check_row_major, grads_like, set_requested};
+use crate::rules::{begin_sum, check_added, check_row_major, grads_like, set_requested};
 use crate::widen::{has_half, is_bf16, through_f32};
 use fleet_kernels::bias::{bias_activation_grad, bias_activation_grad_scratch_len, bias_grad};
 use fleet_kernels::cast::cast;
@@ -62,14 +62,23 @@ pub static GRAD: OpDef = OpDef {
             optional("Out"),
             optional("PreAct"),
             one("Out@GRAD"),
+            optional("YSum"),
         ],
         outputs: &[optional("X@GRAD"), optional("Y@GRAD"), optional("Bias@GRAD")],
         attrs: GRAD_ATTRS,
     },
-    infer: |i| grads_like(i, &["X", "Y", "Bias"]),
+    infer: |i| {
+        grads_like(i, &["X", "Y", "Bias"])?;
+        check_added(i, ADDED_TO_Y)
+    },
     grad: Grad::None,
     cpu: grad_cpu,
-    traits: OpTraits { shape_only: &["Bias"], cost, ..OpTraits::amp(AmpClass::White) },
+    traits: OpTraits {
+        shape_only: &["Bias"],
+        cost,
+        inplace: &[ADDED_TO_Y],
+        ..OpTraits::amp(AmpClass::White)
+    },
 };
 
 /// Returns the activation function, if there is one.
@@ -182,6 +191,7 @@ fn grad(g: &mut GradCtx<'_, '_>, def: &'static OpDef) -> Result<()> {
 }
 
 const DOUT: usize = 5;
+const Y_SUM: usize = 6;
 
 /// Returns the index of the input that the activation's gradient reads.
 fn saved_input(p: &PrepareCtx<'_>, op: Option<Unary>) -> Result<usize> {
@@ -236,7 +246,8 @@ fn grad_cpu(p: &PrepareCtx<'_>) -> Result<Kernel> {
             to_x.run(k.pool, pre, y, dx, scratch, &epilogue);
         }
         if let Some(dy) = k.optional_output(1) {
-            to_y.run(k.pool, x, pre, dy, scratch, &Epilogue::NONE);
+            let beta = f32::from(begin_sum(k, (1, Y_SUM), dy));
+            to_y.beta(beta).run(k.pool, x, pre, dy, scratch, &Epilogue::NONE);
         }
     })
     .scratch::<f32>(pre_len + gemm_scratch.max(bias_scratch)))
@@ -306,7 +317,8 @@ fn grad_cpu_bf16(p: &PrepareCtx<'_>, [to_x, to_y]: [Gemm; 2]) -> Result<Kernel> 
             }
         }
         if let Some(dy) = k.optional_output::<bf16>(1) {
-            to_y.run_bf16(k.pool, x, pre, dy, scratch, &Epilogue::NONE);
+            let beta = f32::from(begin_sum(k, (1, Y_SUM), dy));
+            to_y.beta(beta).run_bf16(k.pool, x, pre, dy, scratch, &Epilogue::NONE);
         }
     })
     .scratch::<f32>(lens.iter().sum::<usize>() + gemm_scratch.max(bias_scratch)))

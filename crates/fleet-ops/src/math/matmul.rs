@@ -5,9 +5,12 @@
 //! short list of GEMM calls. Batch dimensions that fit two strides become one call, and a weight
 //! without batch dimensions gives one flat product. The gradient of a broadcast operand is summed
 //! by calls that add to their result.
+//!
+//! The gradient ops add YSum, if it is given, to Y@GRAD: the sum of the gradients of other batches.
+//! A fusion pass makes this form.
 
 use crate::prelude::*;
-use crate::rules::{check_row_major, dim_product, grads_like, same_dim};
+use crate::rules::{begin_sum, check_added, check_row_major, dim_product, grads_like, same_dim};
 use crate::widen::{has_half, is_bf16, through_f32};
 use fleet_kernels::gemm::{Batch, Factor, Gemm};
 use fleet_tensor::{Element, bf16};
@@ -15,6 +18,10 @@ use fleet_tensor::{Element, bf16};
 const X: usize = 0;
 const Y: usize = 1;
 const DOUT: usize = 2;
+const Y_SUM: usize = 3;
+
+/// The gradient that the gradient ops can add to another tensor, and that tensor.
+pub(crate) const ADDED_TO_Y: (&str, &str) = ("Y@GRAD", "YSum");
 
 pub static MUL: OpDef = OpDef {
     spec: OpSpec {
@@ -37,14 +44,17 @@ pub static MUL: OpDef = OpDef {
 pub static MUL_GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "mul_grad",
-        inputs: &[one("X"), one("Y"), one("Out@GRAD")],
+        inputs: &[one("X"), one("Y"), one("Out@GRAD"), optional("YSum")],
         outputs: &[optional("X@GRAD"), optional("Y@GRAD")],
         attrs: MUL_ATTRS,
     },
-    infer: |i| grads_like(i, &["X", "Y"]),
+    infer: |i| {
+        grads_like(i, &["X", "Y"])?;
+        check_added(i, ADDED_TO_Y)
+    },
     grad: Grad::None,
     cpu: mul_grad_cpu,
-    traits: OpTraits { cost, ..OpTraits::amp(AmpClass::White) },
+    traits: OpTraits { cost, inplace: &[ADDED_TO_Y], ..OpTraits::amp(AmpClass::White) },
 };
 
 const MUL_ATTRS: &[fleet_ir::AttrSpec] =
@@ -367,7 +377,8 @@ fn mul_grad_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, sides: [Gemm; 2]) ->
             T::run(&grad_x, k.pool, dout, y, dx, scratch);
         }
         if let Some(dy) = k.optional_output(1) {
-            T::run(&grad_y, k.pool, x, dout, dy, scratch);
+            let beta = f32::from(begin_sum(k, (1, Y_SUM), dy));
+            T::run(&grad_y.beta(beta), k.pool, x, dout, dy, scratch);
         }
     })
     .scratch::<f32>(scratch))
@@ -429,20 +440,22 @@ impl GemmCalls {
         self.0.iter().map(|(gemm, _)| T::scratch_len(gemm, threads)).max().unwrap_or(0)
     }
 
+    /// Runs the calls. With `adds`, the result is added to C.
     fn run<T: Factor + Default>(
         &self,
         pool: &Pool,
-        a: &[T],
-        b: &[T],
+        (a, b): (&[T], &[T]),
         c: &mut [T],
+        adds: bool,
         scratch: &mut [f32],
     ) {
-        if self.0.is_empty() {
+        if self.0.is_empty() && !adds {
             c.fill(T::default());
         }
         for (gemm, at) in &self.0 {
+            let gemm = if adds { gemm.beta(1.0) } else { *gemm };
             let (a, b, c) = (&a[at[0]..], &b[at[1]..], &mut c[at[2]..]);
-            T::run(gemm, pool, a, b, c, scratch);
+            T::run(&gemm, pool, a, b, c, scratch);
         }
     }
 }
@@ -591,7 +604,7 @@ fn matmul_kernel<T: Element + Factor>(p: &PrepareCtx<'_>, calls: GemmCalls) -> R
     check_row_major(p)?;
     let scratch = calls.scratch_len::<T>(p.threads);
     Ok(Kernel::infallible(move |k| {
-        calls.run::<T>(k.pool, k.input(X), k.input(Y), k.output(0), k.scratch())
+        calls.run::<T>(k.pool, (k.input(X), k.input(Y)), k.output(0), false, k.scratch())
     })
     .scratch::<f32>(scratch))
 }
@@ -623,8 +636,9 @@ fn matmul_grad_kernel<T: Element + Factor>(
             let Some(out) = k.optional_output(slot) else { continue };
             let (calls, dout_first) = &sides[slot];
             let other = k.input::<T>(other);
-            let (a, b) = if *dout_first { (dout, other) } else { (other, dout) };
-            calls.run::<T>(k.pool, a, b, out, scratch);
+            let operands = if *dout_first { (dout, other) } else { (other, dout) };
+            let adds = slot == 1 && begin_sum(k, (1, Y_SUM), out);
+            calls.run::<T>(k.pool, operands, out, adds, scratch);
         }
     })
     .scratch::<f32>(scratch))

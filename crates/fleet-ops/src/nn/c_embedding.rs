@@ -5,9 +5,11 @@
 //! is zero.
 //!
 //! The gradient of W is dense, or with `is_sparse` the rows in use, of the ids that this rank has.
+//! WSum, if it is given, is added to a dense gradient.
 
-use super::lookup_table_v2::sparse_grad;
+use super::lookup_table_v2::{ADDED, dense_grad, sparse_grad};
 use crate::prelude::*;
+use crate::rules::check_added;
 use fleet_ir::{AttrSpec, Op};
 use fleet_kernels::embedding::{self, Grid, Source};
 
@@ -59,7 +61,7 @@ pub static DEF: OpDef = OpDef {
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "c_embedding_grad",
-        inputs: &[one("W"), one("Ids"), one("Out@GRAD")],
+        inputs: &[one("W"), one("Ids"), one("Out@GRAD"), optional("WSum")],
         outputs: &[one("W@GRAD")],
         attrs: ATTRS,
     },
@@ -71,11 +73,12 @@ pub static GRAD: OpDef = OpDef {
             false => Meta::dense(DType::F32, shape),
         };
         i.push("W@GRAD", meta);
-        Ok(())
+        check_added(i, ADDED)
     },
     grad: Grad::None,
     cpu: cpu_grad,
     traits: OpTraits {
+        inplace: &[ADDED],
         inplace_rows: &[("W@GRAD", "Out@GRAD")],
         shape_only: &["W"],
         cost,
@@ -115,8 +118,7 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let ids = own.ids(k.input(IDS), view_as_mut(ids))?;
         let groups = embedding::group(k.pool, ids, Some(height), Some(OTHER), scratch)?;
         let source = Source { data: k.input(DY), grid: Grid::packed(dim) };
-        embedding::dense_gradient(k.pool, &groups, &source, dim, k.output(0))?;
-        Ok(())
+        dense_grad(k, &groups, &source, dim)
     })
     .scratch::<u64>(count + embedding::group_scratch_len(count)))
 }

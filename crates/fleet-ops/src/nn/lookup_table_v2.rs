@@ -5,16 +5,23 @@
 //! The gradient of W is dense, or with `is_sparse` the rows in use. Row numbers are then the ids in
 //! order, and values are the rows of the output's gradient. Duplicates are included, and the
 //! optimizer merges them. The values usually share the memory of the output's gradient, so nothing
-//! is copied. The rewrite that moves the table to parameter servers uses `is_distributed`, `entry`,
+//! is copied. WSum, if it is given, is added to a dense gradient; a fusion pass makes this form.
+//!
+//! The rewrite that moves the table to parameter servers uses `is_distributed`, `entry`,
 //! `table_class`, `slot` (-1: none), `is_test` and `any_id` (also negative ids).
 
 use crate::prelude::*;
+use crate::rules::{begin_sum, check_added};
 use fleet_ir::AttrSpec;
-use fleet_kernels::embedding::{self, Grid, Source};
+use fleet_kernels::embedding::{self, Grid, Groups, Source};
 
 const W: usize = 0;
 const IDS: usize = 1;
 const DY: usize = 2;
+const SUM: usize = 3;
+
+/// The dense gradient that the gradient ops can add to another tensor, and that tensor.
+pub(crate) const ADDED: (&str, &str) = ("W@GRAD", "WSum");
 
 const ATTRS: &[AttrSpec] = &[
     attr("padding_idx", Int(-1)),
@@ -67,7 +74,7 @@ fn divide(d: &mut Divide<'_>, is_v1: bool) -> Result<()> {
 pub static GRAD: OpDef = OpDef {
     spec: OpSpec {
         name: "lookup_table_v2_grad",
-        inputs: &[one("W"), one("Ids"), one("Out@GRAD")],
+        inputs: &[one("W"), one("Ids"), one("Out@GRAD"), optional("WSum")],
         outputs: &[one("W@GRAD")],
         attrs: ATTRS,
     },
@@ -75,6 +82,7 @@ pub static GRAD: OpDef = OpDef {
     grad: Grad::None,
     cpu: cpu_grad,
     traits: OpTraits {
+        inplace: &[ADDED],
         inplace_rows: &[("W@GRAD", "Out@GRAD")],
         shape_only: &["W"],
         cost: cost_grad,
@@ -135,7 +143,7 @@ fn infer_grad(i: &mut InferCtx<'_>) -> Result<()> {
         false => Meta::dense(DType::F32, shape),
     };
     i.push("W@GRAD", meta);
-    Ok(())
+    check_added(i, ADDED)
 }
 
 /// Returns the padding row. A negative attribute means none.
@@ -167,10 +175,24 @@ fn cpu_grad(p: &PrepareCtx<'_>) -> Result<Kernel> {
         let (ids, dy) = (k.input::<i64>(IDS), k.input::<f32>(DY));
         let groups = embedding::group(k.pool, ids, Some(height), padding, k.scratch())?;
         let source = Source { data: dy, grid: Grid::packed(dim) };
-        embedding::dense_gradient(k.pool, &groups, &source, dim, k.output(0))?;
-        Ok(())
+        dense_grad(k, &groups, &source, dim)
     })
     .scratch::<u64>(embedding::group_scratch_len(count)))
+}
+
+/// Writes the dense gradient of a table, or adds it to WSum.
+pub(crate) fn dense_grad(
+    k: &KernelCtx<'_>,
+    groups: &Groups<'_>,
+    source: &Source<'_>,
+    dim: usize,
+) -> Result<()> {
+    let out = k.output(0);
+    match begin_sum(k, (0, SUM), out) {
+        true => embedding::add_dense_gradient(k.pool, groups, source, dim, out)?,
+        false => embedding::dense_gradient(k.pool, groups, source, dim, out)?,
+    }
+    Ok(())
 }
 
 /// Writes row numbers and values without padding rows. `dy` is the slot of the gradient, whose rows

@@ -8,6 +8,7 @@ pub(crate) mod elementwise_act;
 pub(crate) mod embedding_concat;
 mod fusion;
 pub(crate) mod gemm_epilogue;
+pub(crate) mod gradient_sum;
 mod graph;
 pub(crate) mod optimizer;
 mod pattern;
