@@ -18,8 +18,8 @@ use fleet::{DistributedStrategy, Fleet, Session};
 pub enum Division {
     /// They share each layer.
     Layers,
-    /// They run a stage each.
-    Stages,
+    /// They run a stage each, in the order of this `schedule_mode`.
+    Stages(&'static str),
     /// They divide optimizer state, gradients, parameters: the stage of ZeRO.
     State(i32),
 }
@@ -32,9 +32,9 @@ impl Division {
                 let hybrid = HybridConfig::default().with_mp_degree(ranks as i32);
                 strategy.with_hybrid_configs(hybrid)
             }
-            Division::Stages => {
+            Division::Stages(schedule) => {
                 let pipeline = PipelineConfig::default().with_accumulate_steps(MICRO_BATCHES);
-                strategy.use_pipeline(pipeline)
+                strategy.use_pipeline(pipeline.with_schedule_mode(schedule))
             }
             Division::State(stage) => {
                 strategy.use_sharding(ShardingConfig::default().with_stage(stage))
@@ -45,7 +45,7 @@ impl Division {
     /// Samples that a rank is fed in a step.
     fn batch(self) -> i64 {
         match self {
-            Division::Stages => i64::from(MICRO_BATCHES) * MLP_BATCH,
+            Division::Stages(_) => i64::from(MICRO_BATCHES) * MLP_BATCH,
             Division::Layers | Division::State(_) => MLP_BATCH,
         }
     }

@@ -28,6 +28,8 @@ pub struct OpTraits {
     /// Input slots of which the op needs only type and shape. Their bytes need not be kept for this
     /// op.
     pub shape_only: &'static [&'static str],
+    /// Whether two such ops, each with some of the outputs, take no longer than one with all.
+    pub separable: bool,
     /// Input slots that may hold sparse rows. All others hold dense tensors.
     pub sparse: &'static [&'static str],
     /// Whether the op draws random numbers. Two equal random ops give different values.
@@ -178,6 +180,7 @@ impl OpTraits {
             state: &[],
             view: None,
             shape_only: &[],
+            separable: false,
             sparse: &[],
             random: false,
             effect: false,

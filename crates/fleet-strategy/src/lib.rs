@@ -39,7 +39,7 @@ pub use meta::recompute::recompute_candidates;
 pub use meta::segments::{RECEIVED, undivided};
 pub use options::build_options;
 pub use owners::owners;
-pub use pipeline::StageInfo;
+pub use pipeline::{Bubble, StageInfo};
 pub use ranks::{Ranks, RingSpec};
 pub use rates::{BATCH_ASSUMED, ChosenLayout, Cluster, Origin, Rates};
 pub use report::{Report, decide};

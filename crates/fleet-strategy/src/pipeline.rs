@@ -34,17 +34,42 @@ pub struct StageInfo {
     pub micro_batches: usize,
     /// Number of parts of the program that each stage runs.
     pub virtual_stages: usize,
+    /// Whether gradients of weights are computed while a stage would wait (ZBH1).
+    pub defers_weights: bool,
     /// Variables that other stages have, with one of these stages.
     pub elsewhere: HashMap<String, usize>,
 }
 
 impl StageInfo {
-    /// Returns the share of a step in which a stage waits, if all parts take the same time:
-    /// `(S - 1) / (v M + S - 1)`.
-    pub fn bubble(&self) -> f64 {
-        let (stages, parts) = (self.count.max(1), self.count * self.virtual_stages);
-        Size { stages, parts, micros: self.micro_batches }.bubble()
+    /// Returns the share of a step in which a stage waits, if all parts take the same time. With
+    /// ZBH1, forward passes and both halves of backward passes do.
+    pub fn bubble(&self) -> Bubble {
+        let (stages, micros) = (self.count.max(1), self.micro_batches);
+        let v = self.virtual_stages.max(1);
+        let mut sizes = format!("S = {stages}, M = {micros}");
+        let (formula, units) = match (self.defers_weights, v) {
+            (true, _) => ("(S - 1) / (3 M + S - 1)", 3 * micros),
+            (false, 1) => ("(S - 1) / (M + S - 1)", micros),
+            (false, v) => {
+                sizes += &format!(", v = {v}");
+                ("(S - 1) / (v M + S - 1)", v * micros)
+            }
+        };
+        let waits = stages - 1;
+        let share = waits as f64 / ((units + waits) as f64).max(1.0);
+        Bubble { share, formula: format!("{formula} = {:.1} %", share * 100.0), sizes }
     }
+}
+
+/// The share of a step in which a stage waits for others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bubble {
+    /// The share.
+    pub share: f64,
+    /// The formula with its value, in percent.
+    pub formula: String,
+    /// The values of the letters in the formula.
+    pub sizes: String,
 }
 
 /// How the ranks of a job form pipelines.
@@ -89,12 +114,6 @@ impl Size {
     pub fn virtual_stages(&self) -> usize {
         self.parts / self.stages
     }
-
-    /// Returns the share of a step in which a stage waits, if all parts take the same time.
-    pub fn bubble(&self) -> f64 {
-        let waits = (self.stages - 1) as f64;
-        waits / ((self.virtual_stages() * self.micros) as f64 + waits).max(1.0)
-    }
 }
 
 /// A ring between two stages that share parameters.
@@ -103,4 +122,24 @@ pub struct Pair {
     pub first: usize,
     pub other: usize,
     pub ring: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bubbles_follow_the_formula() {
+        let bubble = |count: usize, virtual_stages: usize, micro_batches: usize, zero: bool| {
+            let info = StageInfo { count, virtual_stages, micro_batches, ..StageInfo::default() };
+            let Bubble { formula, sizes, .. } = StageInfo { defers_weights: zero, ..info }.bubble();
+            format!("{formula} ({sizes})")
+        };
+        assert_eq!(bubble(2, 1, 8, false), "(S - 1) / (M + S - 1) = 11.1 % (S = 2, M = 8)");
+        assert_eq!(bubble(4, 1, 4, false), "(S - 1) / (M + S - 1) = 42.9 % (S = 4, M = 4)");
+        let parts = "(S - 1) / (v M + S - 1) = 27.3 % (S = 4, M = 4, v = 2)";
+        assert_eq!(bubble(4, 2, 4, false), parts);
+        assert_eq!(bubble(2, 1, 8, true), "(S - 1) / (3 M + S - 1) = 4.0 % (S = 2, M = 8)");
+        assert_eq!(bubble(0, 0, 0, false), "(S - 1) / (M + S - 1) = 0.0 % (S = 1, M = 0)");
+    }
 }

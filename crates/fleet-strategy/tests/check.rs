@@ -40,7 +40,7 @@ fn values_out_of_range() {
         "pipeline: true pipeline_configs { schedule_mode: \"F-then-C\" accumulate_steps: 0 }",
         &[
             "Error pipeline_configs.accumulate_steps: expected at least 1, got 0",
-            "Error pipeline_configs.schedule_mode: expected one of 1F1B, F-then-B, got \
+            "Error pipeline_configs.schedule_mode: expected one of 1F1B, F-then-B, ZBH1, got \
              \"F-then-C\"",
         ],
     );

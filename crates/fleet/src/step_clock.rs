@@ -4,8 +4,8 @@
 use crate::planner::{Prediction, private_bytes};
 use fleet_base::sync::lock;
 use fleet_base::text::{bytes, counted};
-use fleet_strategy::StageInfo;
 use fleet_strategy::auto::duration;
+use fleet_strategy::{Bubble, StageInfo};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -157,16 +157,8 @@ fn bubbles(stage: &StageInfo, own: usize, all: &[Measured]) -> String {
         format!("rank {} {share}", first + at)
     });
     let shares = shares.collect::<Vec<_>>().join(", ");
-    let StageInfo { count, micro_batches, virtual_stages, .. } = stage;
-    let (formula, v) = match virtual_stages {
-        0 | 1 => ("(S - 1) / (M + S - 1)", String::new()),
-        v => ("(S - 1) / (v M + S - 1)", format!(", v = {v}")),
-    };
-    format!(
-        "pipeline: waits for other stages, of a step: {shares}; {formula} = {} (S = {count}, M = \
-         {micro_batches}{v})",
-        percent(stage.bubble())
-    )
+    let Bubble { formula, sizes, .. } = stage.bubble();
+    format!("pipeline: waits for other stages, of a step: {shares}; {formula} ({sizes})")
 }
 
 #[cfg(test)]

@@ -158,11 +158,11 @@ message! {
                 "at least the number of stages, which keeps all of them busy"
             ];
         /// Schedule: `1F1B` (one forward and one backward in turn, with memory for as many
-        /// micro-batches as there are stages) or `F-then-B` (all forward, then all backward).
+        /// micro-batches as there are stages), `F-then-B` (all forward, then all backward), or
+        /// `ZBH1` (1F1B with gradients of weights computed while a stage would wait).
         schedule_mode(3): optional string = "1F1B",
             allowed [
-                OneOf(&["1F1B",
-                "F-then-B"]),
+                OneOf(&["1F1B", "F-then-B", "ZBH1"]),
                 "these are the schedules",
                 "1F1B, which needs less memory"
             ];

@@ -54,7 +54,12 @@ pub static MUL_GRAD: OpDef = OpDef {
     },
     grad: Grad::None,
     cpu: mul_grad_cpu,
-    traits: OpTraits { cost, inplace: &[ADDED_TO_Y], ..OpTraits::amp(AmpClass::White) },
+    traits: OpTraits {
+        cost,
+        inplace: &[ADDED_TO_Y],
+        separable: true,
+        ..OpTraits::amp(AmpClass::White)
+    },
 };
 
 const MUL_ATTRS: &[fleet_ir::AttrSpec] =

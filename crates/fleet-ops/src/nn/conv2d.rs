@@ -94,6 +94,7 @@ pub static GRAD: OpDef = OpDef {
             slots: &["Input", "Output", "Output@GRAD", "Input@GRAD", "ResidualData@GRAD"],
         }),
         cost: cost_grad,
+        separable: true,
         ..OpTraits::amp(AmpClass::White)
     },
 };
@@ -109,7 +110,7 @@ pub static DEPTHWISE: OpDef = OpDef {
 /// The op `depthwise_conv2d_grad`.
 pub static DEPTHWISE_GRAD: OpDef = OpDef {
     spec: OpSpec { name: "depthwise_conv2d_grad", attrs: DEPTHWISE_ATTRS, ..GRAD.spec },
-    traits: OpTraits { amp: AmpClass::Unlisted, ..GRAD.traits },
+    traits: OpTraits { amp: AmpClass::Unlisted, separable: false, ..GRAD.traits },
     ..GRAD
 };
 

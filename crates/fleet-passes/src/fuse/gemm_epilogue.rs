@@ -3,15 +3,60 @@
 //!
 //! The pass matches `mul` and plain `matmul_v2` (no transposes, a two-dimensional `w`), followed by
 //! an `elementwise_add` of a row and an optional activation. The backward pass may read `w` and the
-//! bias from other variables than the forward pass, because sharding sends parameters again. If
-//! one such layer feeds the next through a relu, the gradient of the relu is applied to the tiles
-//! of the later layer's `X@GRAD`.
+//! bias from other variables than the forward pass, because sharding sends parameters again. It may
+//! have two ops for the gradients of `x` and `w`, because a pipeline computes the latter later. If
+//! one such layer feeds the next through a relu, the gradient of the relu is applied to the tiles of
+//! the later layer's `X@GRAD`.
 
 use super::fusion::{Fusion, Rule, Variant};
 use super::graph::Graph;
 use super::pattern::Match;
 use fleet_base::Result;
 use fleet_ir::{OpId, Program, VarId};
+
+/// A line of the backward pass, of which the gradient `$of` comes in.
+macro_rules! of {
+    ($of:literal, SUM) => {
+        concat!(
+            "dadd: (X@GRAD: dproduct, Y@GRAD: dbias?) = \
+             elementwise_add_grad(Out@GRAD: ",
+            $of,
+            ", Y: bias_again, X: product)"
+        )
+    };
+    ($of:literal, BIAS) => {
+        concat!(
+            "dadd: (X@GRAD: -, Y@GRAD: dbias) = elementwise_add_grad(Out@GRAD: ",
+            $of,
+            ", Y: bias_again, X: product)"
+        )
+    };
+    ($of:literal, BOTH) => {
+        of!("dproduct: (X@GRAD: dx?, Y@GRAD: dw?)", $of)
+    };
+    ($of:literal, DX) => {
+        of!("dx: (X@GRAD: dx, Y@GRAD: -)", $of)
+    };
+    ($of:literal, DW) => {
+        of!("dw: (X@GRAD: -, Y@GRAD: dw)", $of)
+    };
+    ($op:literal, $of:literal) => {
+        concat!($op, " = $product_grad(X: x, Y: w_again, Out@GRAD: ", $of, ")")
+    };
+}
+
+/// The gradient op of a fused layer, with these outputs.
+macro_rules! grad {
+    ($op:literal, $outputs:literal) => {
+        concat!(
+            $op,
+            ": (",
+            $outputs,
+            ") = fused_gemm_epilogue_grad(X: x, Y: w_again, Bias: bias, Out: out, \
+             PreAct: pre_act, Out@GRAD: dout)"
+        )
+    };
+}
 
 pub(crate) const FUSION: Fusion = Fusion {
     variants: &[
@@ -26,22 +71,29 @@ pub(crate) const FUSION: Fusion = Fusion {
                      fused_gemm_epilogue(X: x, Y: w, Bias: bias)"],
             },
             backward: &[
-                at_act(&[
-                    DACT,
-                    "dadd: (X@GRAD: dproduct, Y@GRAD: dbias?) = \
-                     elementwise_add_grad(Out@GRAD: dsum, Y: bias_again, X: product)",
-                    "dproduct: (X@GRAD: dx?, Y@GRAD: dw?) = \
-                     $product_grad(X: x, Y: w_again, Out@GRAD: dproduct)",
-                ]),
+                Rule {
+                    find: &[DACT, of!("dsum", SUM), of!("dproduct", DX), of!("dproduct", DW)],
+                    becomes: &[
+                        grad!("dx @ dact", "X@GRAD: dx, Bias@GRAD: dbias"),
+                        grad!("dw", "Y@GRAD: dw"),
+                    ],
+                },
+                Rule {
+                    find: &[DACT, of!("dsum", BIAS), of!("dsum", DX), of!("dsum", DW)],
+                    becomes: &[
+                        grad!("dx @ dact", "X@GRAD: dx"),
+                        grad!("dw @ dadd", "Y@GRAD: dw, Bias@GRAD: dbias"),
+                    ],
+                },
+                Rule {
+                    find: &[DACT, of!("dsum", DX), of!("dsum", DW)],
+                    becomes: &[grad!("dx @ dact", "X@GRAD: dx"), grad!("dw", "Y@GRAD: dw")],
+                },
+                Rule { find: &[DACT, of!("dsum", SUM), of!("dproduct", BOTH)], becomes: AT_ACT },
                 // The gradient of a sum for an operand of the same shape needs no op.
-                at_act(&[
-                    DACT,
-                    "dadd: (X@GRAD: -, Y@GRAD: dbias) = \
-                     elementwise_add_grad(Out@GRAD: dsum, Y: bias_again, X: product)",
-                    DPRODUCT_OF_DSUM,
-                ]),
+                Rule { find: &[DACT, of!("dsum", BIAS), of!("dsum", BOTH)], becomes: AT_ACT },
                 // The bias is not trained.
-                at_act(&[DACT, DPRODUCT_OF_DSUM]),
+                Rule { find: &[DACT, of!("dsum", BOTH)], becomes: AT_ACT },
             ],
         },
         Variant {
@@ -50,18 +102,22 @@ pub(crate) const FUSION: Fusion = Fusion {
                 becomes: &["add: (Out: out) = fused_gemm_epilogue(X: x, Y: w, Bias: bias)"],
             },
             backward: &[
-                at_add(&[
-                    "dadd: (X@GRAD: dproduct, Y@GRAD: dbias?) = \
-                     elementwise_add_grad(Out@GRAD: dout, Y: bias_again, X: product)",
-                    "dproduct: (X@GRAD: dx?, Y@GRAD: dw?) = \
-                     $product_grad(X: x, Y: w_again, Out@GRAD: dproduct)",
-                ]),
-                at_add(&[
-                    "dadd: (X@GRAD: -, Y@GRAD: dbias) = \
-                     elementwise_add_grad(Out@GRAD: dout, Y: bias_again, X: product)",
-                    "dproduct: (X@GRAD: dx?, Y@GRAD: dw?) = \
-                     $product_grad(X: x, Y: w_again, Out@GRAD: dout)",
-                ]),
+                Rule {
+                    find: &[of!("dout", SUM), of!("dproduct", DX), of!("dproduct", DW)],
+                    becomes: &[
+                        grad!("dx @ dadd", "X@GRAD: dx, Bias@GRAD: dbias"),
+                        grad!("dw", "Y@GRAD: dw"),
+                    ],
+                },
+                Rule {
+                    find: &[of!("dout", BIAS), of!("dout", DX), of!("dout", DW)],
+                    becomes: &[
+                        grad!("dx", "X@GRAD: dx"),
+                        grad!("dw @ dadd", "Y@GRAD: dw, Bias@GRAD: dbias"),
+                    ],
+                },
+                Rule { find: &[of!("dout", SUM), of!("dproduct", BOTH)], becomes: AT_ADD },
+                Rule { find: &[of!("dout", BIAS), of!("dout", BOTH)], becomes: AT_ADD },
             ],
         },
     ],
@@ -71,23 +127,11 @@ pub(crate) const FUSION: Fusion = Fusion {
 const PRODUCT: &str = "product: (Out: product) = mul|matmul_v2(X: x, Y: w)";
 /// Some activations read their input in the backward pass, others their output.
 const DACT: &str = "dact: (X@GRAD: dsum) = $act_grad(X: sum?, Out: out?, Out@GRAD: dout)";
-const DPRODUCT_OF_DSUM: &str =
-    "dproduct: (X@GRAD: dx?, Y@GRAD: dw?) = $product_grad(X: x, Y: w_again, Out@GRAD: dsum)";
 
 // The new op replaces the first of the old ones, because an op that communicates a gradient may
 // directly follow it.
-const fn at_act(find: &'static [&'static str]) -> Rule {
-    let becomes = &["dproduct @ dact: (X@GRAD: dx, Y@GRAD: dw, Bias@GRAD: dbias) = \
-         fused_gemm_epilogue_grad(X: x, Y: w_again, Bias: bias, Out: out, PreAct: pre_act, \
-         Out@GRAD: dout)"];
-    Rule { find, becomes }
-}
-
-const fn at_add(find: &'static [&'static str]) -> Rule {
-    let becomes = &["dproduct @ dadd: (X@GRAD: dx, Y@GRAD: dw, Bias@GRAD: dbias) = \
-         fused_gemm_epilogue_grad(X: x, Y: w_again, Bias: bias, Out: out, Out@GRAD: dout)"];
-    Rule { find, becomes }
-}
+const AT_ACT: &[&str] = &[grad!("dproduct @ dact", "X@GRAD: dx, Y@GRAD: dw, Bias@GRAD: dbias")];
+const AT_ADD: &[&str] = &[grad!("dproduct @ dadd", "X@GRAD: dx, Y@GRAD: dw, Bias@GRAD: dbias")];
 
 fn accept(found: &mut Match<'_>) -> Option<()> {
     let rows = row_dimensions(found)?;
@@ -142,22 +186,28 @@ pub(crate) fn fuse_relu_grad(program: &mut Program, keep: &[VarId]) -> Result<bo
     for later in layers {
         let op = program.op(later);
         let (&[incoming], &[x]) = (op.output("X@GRAD"), op.input("X")) else { continue };
-        let &[earlier] = graph.readers(incoming) else { continue };
-        let before = program.op(earlier);
-        if before.name() != GRAD
-            || before.attr_str("activation") != "relu"
-            || before.input("Out@GRAD") != [incoming]
-            || before.input("Out") != [x]
+        let earlier = graph.readers(incoming);
+        let is_layer = |id: &OpId| {
+            let before = program.op(*id);
+            before.name() == GRAD
+                && before.attr_str("activation") == "relu"
+                && before.input("Out@GRAD") == [incoming]
+                && before.input("Out") == [x]
+        };
+        if earlier.is_empty()
+            || !earlier.iter().all(is_layer)
             || op.attr_bool("x_is_relu")
-            || !graph.is_only_read_by(program, incoming, &[earlier])
+            || !graph.is_only_read_by(program, incoming, earlier)
         {
             continue;
         }
         program.op_mut(later).set_attr("x_is_relu", true)?;
-        let earlier = program.op_mut(earlier);
-        earlier.set_attr("activation", "")?;
-        if let Some(out) = earlier.spec.input_index("Out") {
-            earlier.inputs[out].clear();
+        for id in earlier {
+            let earlier = program.op_mut(*id);
+            earlier.set_attr("activation", "")?;
+            if let Some(out) = earlier.spec.input_index("Out") {
+                earlier.inputs[out].clear();
+            }
         }
         changed = true;
     }

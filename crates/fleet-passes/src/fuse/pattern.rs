@@ -7,9 +7,9 @@
 //! act: (Out: out) = relu|tanh(X: sum)
 //! ```
 //!
-//! * The first line may match any op. The op of a further line is the first op of its name that
-//!   reads a variable of the lines before. If there are several such variables, the one in the last
-//!   slot counts.
+//! * The first line may match any op. The op of a further line is the first other op of its form
+//!   that reads a variable of the lines before. If ops of its name read several such variables, the
+//!   one in the last slot counts.
 //! * A slot lists the names of all its variables, separated by blanks. The same name means the same
 //!   variable. `name?` is one variable or none, `name*` any number, and `-` none. Slots that are
 //!   not listed may hold anything.
@@ -131,18 +131,17 @@ impl<'p> Match<'p> {
         let slots = line.inputs.iter().rev();
         let known =
             slots.filter_map(|(_, names)| names.iter().find_map(|name| self.var(bare(name))));
-        let reader = |var: VarId| {
-            let mut readers = self.graph.readers(var).iter().copied();
-            readers.find(|id| self.is_named(self.program.op(*id), line.ops))
-        };
-        self.fit(line, known.into_iter().find_map(reader)?)
+        let is_named =
+            |id: &&OpId| self.is_new(**id) && self.is_named(self.program.op(**id), line.ops);
+        let readers = |var: VarId| self.graph.readers(var).iter().filter(is_named);
+        let known = known.into_iter().find(|var| readers(*var).next().is_some())?;
+        readers(known).find_map(|id| self.fit(line, *id))
     }
 
     /// Returns the match extended by an op, if the op has the form of the line.
     pub(super) fn fit(&self, line: &Line, id: OpId) -> Option<Self> {
         let op = self.program.op(id);
-        let is_new = self.ops.iter().all(|(_, other)| *other != id);
-        if !is_new || !self.is_named(op, line.ops) {
+        if !self.is_new(id) || !self.is_named(op, line.ops) {
             return None;
         }
         let mut extended = self.clone();
@@ -154,6 +153,11 @@ impl<'p> Match<'p> {
             extended.unify(names, op.output(slot))?;
         }
         Some(extended)
+    }
+
+    /// Returns whether no line has this op.
+    fn is_new(&self, id: OpId) -> bool {
+        self.ops.iter().all(|(_, other)| *other != id)
     }
 
     fn is_named(&self, op: &Op, names: &str) -> bool {

@@ -24,13 +24,14 @@ mod shared;
 mod sizes;
 pub(crate) mod stages;
 mod unroll;
+mod weights;
 
 use super::data_parallel::scale_loss_gradient;
 use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId, WithServers, segments};
 use crate::effective::Effective;
 use crate::grid::{Axis, Grid};
 use crate::job::Job;
-use crate::pipeline::{Pipeline, Size, StageInfo};
+use crate::pipeline::{Bubble, Pipeline, Size, StageInfo};
 use fleet_base::{Error, Result};
 use fleet_config::Problem;
 use fleet_ir::{Program, VarId};
@@ -141,6 +142,7 @@ impl Strategy for PipelineParallel {
             grid,
             micro_batches: layout.size.micros,
             virtual_stages: layout.size.virtual_stages(),
+            defers_weights: schedule(job.strategy) == Schedule::ZeroBubble,
             elsewhere: HashMap::new(),
         };
         let (shared, pairs, state) = Default::default();
@@ -216,6 +218,7 @@ fn divides_params(job: &Job<'_>) -> bool {
 fn schedule(strategy: &Effective<'_>) -> Schedule {
     match strategy.pipeline_configs().schedule_mode() {
         "F-then-B" => Schedule::ForwardThenBackward,
+        "ZBH1" => Schedule::ZeroBubble,
         _ => Schedule::OneForwardOneBackward,
     }
 }
@@ -256,7 +259,7 @@ fn cut(job: &mut Job<'_>, pipeline: &mut Pipeline) -> Result<()> {
         None => Ok(Vec::new()),
     };
     job.programs.test = Some(test_program(&job.programs.main, &stage, registry, share)?);
-    let options = Options { schedule: schedule(job.strategy), repeats_casts: divides_params(job) };
+    let options = Options { schedule: schedule(job.strategy), divides_params: divides_params(job) };
     let main = &mut job.programs.main;
     let unrolled = unroll::unroll(&stage, main, registry, options, &gradients)?;
     let mut ops = unrolled.ops.clone();
@@ -410,10 +413,6 @@ fn remove_state_of_others(job: &mut Job<'_>) -> Result<()> {
     Ok(())
 }
 
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
-}
-
 /// Adds notes about the stage and the schedule.
 fn describe(job: &mut Job<'_>, pipeline: &Pipeline, stage: &Stage<'_>, gradients: &[Gradient]) {
     let size = stage.size;
@@ -443,16 +442,10 @@ fn describe(job: &mut Job<'_>, pipeline: &Pipeline, stage: &Stage<'_>, gradients
         job.notes.push(format!("pipeline: several stages use {names}, and each updates its copy"));
     }
     if size.stages > 1 {
-        let (formula, v) = match parts {
-            1 => ("(S - 1) / (M + S - 1)", String::new()),
-            _ => ("(S - 1) / (v M + S - 1)", format!(", v = {parts}")),
-        };
+        let Bubble { formula, sizes, .. } = pipeline.info.bubble();
         job.notes.push(format!(
-            "pipeline: if all parts take the same time, a stage waits for {formula} = {} of a step \
-             (S = {}, M = {}{v})",
-            percent(size.bubble()),
-            size.stages,
-            size.micros
+            "pipeline: if all parts take the same time, a stage waits for {formula} of a step \
+             ({sizes})"
         ));
     }
 }

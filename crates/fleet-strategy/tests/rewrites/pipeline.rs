@@ -35,7 +35,7 @@ fn plain(micros: i32, schedule: &str) -> DistributedStrategy {
     pipelined(DistributedStrategy::new(), micros, schedule)
 }
 
-const SCHEDULES: [&str; 2] = ["1F1B", "F-then-B"];
+const SCHEDULES: [&str; 3] = ["1F1B", "F-then-B", "ZBH1"];
 
 /// Six layers, without labels.
 pub fn layers(net: &Net) -> fleet_ir::VarId {
@@ -189,7 +189,7 @@ fn check_bits(what: &str, optimizer: &OptimizerDesc, strategy: &DistributedStrat
     for micros in [2, 4] {
         let one = pipelined(strategy.clone(), micros, "1F1B");
         let one = union(&train(layers, optimizer, &one, 1, STEPS, &[]));
-        for (stages, schedule) in [(2, "1F1B"), (3, "F-then-B"), (4, "1F1B")] {
+        for (stages, schedule) in [(2, "1F1B"), (3, "F-then-B"), (3, "ZBH1"), (4, "1F1B")] {
             let what = format!("{what}, {stages} stages, {micros} micro-batches, {schedule}");
             let strategy = pipelined(strategy.clone(), micros, schedule);
             let ranks = train(network(stages), optimizer, &strategy, stages, STEPS, &[]);
@@ -239,7 +239,7 @@ fn one_rank_computes_the_bits_of_gradient_merge() {
 fn virtual_stages_compute_the_same_bits() {
     let optimizer: OptimizerDesc = Adam::new(0.01).grad_clip(GradClip::GlobalNorm(0.1)).into();
     for (stages, parts, micros) in [(2, 4, 2), (2, 4, 4), (2, 6, 4), (3, 6, 3), (2, 6, 2)] {
-        for schedule in SCHEDULES {
+        for schedule in ["1F1B", "F-then-B"] {
             for strategy in ["plain", "amp+recompute"] {
                 let what = format!("{parts} parts on {stages} stages, {micros}, {schedule}");
                 let one = pipelined(with(strategy), micros, "1F1B");
@@ -522,7 +522,8 @@ fn sparse_gradients() {
 }
 
 /// Returns the order of passes and messages: `F` and `B` for the passes of micro-batches, by their
-/// first op that is not one of the ops in between; `>` and `<` for messages, with their rings.
+/// first op that is not one of the ops in between; `>` and `<` for messages, with their rings. A `B`
+/// after its message computes gradients of weights.
 fn order(program: &Program) -> String {
     let mut shown: Vec<String> = Vec::new();
     for (_, op) in program.root_ops() {
@@ -548,20 +549,22 @@ fn passes_are_in_the_order_of_the_schedule() {
         let strategy = DistributedStrategy::new().use_pipeline(configs);
         let (programs, plan) = rewritten(network, &momentum(), &strategy, ranks).unwrap();
         assert_eq!(plan.chain_text().replace("RawProgram -> ", ""), "Pipeline -> momentum");
-        assert_eq!(order(&programs.main), expected);
+        assert_eq!(order(&programs.main), expected, "{ranks:?}");
     };
     // Before a pass, values for the next one are received.
     let text = "F0 >20 <21 F1 >20 B0 <21 F2 >20 <21 B1 B2";
     check(two, configs(3, "1F1B"), Ranks::new(0, 2), text);
-    let text = "<20 F0 <20 B0 >21 F1 <20 B1 >21 F2 B2 >21";
+    let text = "<20 F0 <20 B0 >21 B0 F1 <20 B1 >21 B1 F2 B2 >21 B2";
     check(two, configs(3, "1F1B"), Ranks::new(1, 2), text);
+    let text = "<20 F0 <20 B0 >21 F1 <20 B1 >21 B0 F2 B2 >21 B1 B2";
+    check(two, configs(3, "ZBH1"), Ranks::new(1, 2), text);
     let text = "F0 >20 F1 >20 <21 F2 >20 <21 B0 <21 B1 B2";
     check(two, configs(3, "F-then-B"), Ranks::new(0, 2), text);
-    let text = "<20 F0 >22 <23 F1 >22 <20 B0 >21 <23 F2 >22 <23 B1 >21 B2 >21";
+    let text = "<20 F0 >22 <23 F1 >22 <20 B0 >21 B0 <23 F2 >22 <23 B1 >21 B1 B2 >21 B2";
     check(three, configs(3, "1F1B"), Ranks::new(1, 3), text);
     // The ranks of a pipeline are consecutive.
     for (count, copies) in [(2, 1), (8, 4), (1024, 512)] {
-        let text = "<20 F0 <20 B0 >21 F1 B1 >21";
+        let text = "<20 F0 <20 B0 >21 B0 F1 B1 >21 B1";
         let ranks = Ranks::new(count - 1, count);
         check(two, configs(2, "1F1B"), ranks, text);
         let (programs, plan) = rewritten(two, &momentum(), &plain(2, "1F1B"), ranks).unwrap();
@@ -642,14 +645,17 @@ fn wide(net: &Net) -> fleet_ir::VarId {
 }
 
 /// With 1F1B, a stage holds the activations of as many micro-batches as there are stages from it to
-/// the last. With F-then-B, it holds those of all micro-batches.
+/// the last, with ZBH1 of as many as there are stages, and with F-then-B of all.
 #[test]
-fn the_depth_bounds_the_memory_of_1f1b() {
+fn the_number_of_stages_bounds_the_memory() {
     let (eight, sixteen) = (arenas("1F1B", 8), arenas("1F1B", 16));
     let (all, twice) = (arenas("F-then-B", 8), arenas("F-then-B", 16));
+    let (few, many) = (arenas("ZBH1", 8), arenas("ZBH1", 16));
     /// The gradient of the loss, and the loss, of a micro-batch.
     const OF_A_MICRO_BATCH: usize = 256;
     for stage in 0..4 {
+        assert!(many[stage] <= few[stage] + 8 * OF_A_MICRO_BATCH, "{few:?} {many:?}");
+        assert!(few[stage] < all[stage], "{few:?} {all:?}");
         assert!(sixteen[stage] <= eight[stage] + 8 * OF_A_MICRO_BATCH, "{eight:?} {sixteen:?}");
         assert!(twice[stage] > all[stage] * 3 / 2, "{all:?} {twice:?}");
         assert!(eight[stage] < all[stage] * (6 - stage) / 8, "{eight:?} {all:?}");
@@ -687,6 +693,14 @@ fn what_cannot_be_cut_is_refused() {
     let uneven = configs(3, "1F1B").with_virtual_stages(2);
     let uneven = DistributedStrategy::new().use_pipeline(uneven);
     check(four, &uneven, 2, "expected accumulate_steps to be a multiple of 2, got 3");
+    let parts = configs(2, "ZBH1").with_virtual_stages(2);
+    let parts = DistributedStrategy::new().use_pipeline(parts);
+    check(
+        four,
+        &parts,
+        2,
+        "ZBH1 runs one part of the program on each stage: expected 2 parts, got 4",
+    );
     let many = DistributedStrategy::new().use_pipeline(configs(i32::MAX, "1F1B"));
     check(layers, &many, 2, "expected at most 1024 accumulate_steps, got 2147483647");
     check(layers, &many, 1, "expected at most 1024 accumulate_steps");

@@ -157,7 +157,8 @@ fn every_strategy_computes_the_same() {
 fn virtual_stages_and_schedules() {
     let optimizer: OptimizerDesc = Adam::new(0.01).grad_clip(GradClip::GlobalNorm(0.1)).into();
     let degrees = Degrees(2, 2, 1);
-    for (parts, micros, schedule) in [(4, 2, "1F1B"), (6, 2, "F-then-B"), (2, 3, "F-then-B")] {
+    let schedules = [(4, 2, "1F1B"), (6, 2, "F-then-B"), (2, 3, "F-then-B"), (2, 3, "ZBH1")];
+    for (parts, micros, schedule) in schedules {
         let one = strategy_of(&pipelined(with("plain"), micros, "1F1B"), 1);
         let expected = union(&train(network(0), &optimizer, &one, 2, STEPS, &[]));
         let pipeline = PipelineConfig::default().with_accumulate_steps(micros);

@@ -188,7 +188,7 @@ fn numbers(it: &Candidate) -> [f64; NUMBERS] {
         copies,
         f64::from(sharding_stage),
         schedule.micro_batches as f64,
-        f64::from(u8::from(schedule.order == Order::ForwardThenBackward)),
+        Order::ALL.iter().position(|it| *it == schedule.order).unwrap_or(0) as f64,
         schedule.virtual_stages as f64,
         it.batch as f64,
         samples as f64,
@@ -206,10 +206,7 @@ fn candidate(numbers: &[f64]) -> Option<Candidate> {
     if count(0) == 0 {
         return None;
     }
-    let order = match at(6) > 0.0 {
-        true => Order::ForwardThenBackward,
-        false => Order::OneForwardOneBackward,
-    };
+    let order = Order::ALL.get(count(6)).copied().unwrap_or(Order::OneForwardOneBackward);
     let schedule = Schedule { micro_batches: count(5), order, virtual_stages: count(7) };
     let grid = Grid::new([count(0), count(1), count(2), count(3)]);
     let layout = Layout { grid, sharding_stage: at(4) as i32, schedule };
@@ -229,7 +226,7 @@ mod tests {
 
     #[test]
     fn numbers_describe_a_candidate() {
-        let order = Order::ForwardThenBackward;
+        let order = Order::ZeroBubble;
         let schedule = Schedule { micro_batches: 8, order, virtual_stages: 2 };
         let layout = Layout { grid: Grid::new([2, 1, 4, 3]), sharding_stage: 3, schedule };
         let prediction = Prediction {

@@ -34,14 +34,22 @@ pub enum Order {
     OneForwardOneBackward,
     /// All forward passes, then all backward passes.
     ForwardThenBackward,
+    /// One forward and one backward pass in turn, with gradients of weights while a stage would
+    /// wait.
+    ZeroBubble,
 }
 
 impl Order {
+    /// All orders.
+    pub const ALL: [Order; 3] =
+        [Order::OneForwardOneBackward, Order::ForwardThenBackward, Order::ZeroBubble];
+
     /// Returns the name in a strategy.
     pub fn name(self) -> &'static str {
         match self {
             Order::OneForwardOneBackward => "1F1B",
             Order::ForwardThenBackward => "F-then-B",
+            Order::ZeroBubble => "ZBH1",
         }
     }
 }
@@ -171,9 +179,10 @@ impl Layout {
     pub fn schedules(&self, batch: usize) -> Vec<Layout> {
         let stages = self.stages();
         let counts = [2, 4, 8].map(|factor| micro_batches(batch, factor * stages));
-        let order = Order::ForwardThenBackward;
         let mut schedules: Vec<Schedule> = counts.into_iter().map(Schedule::new).collect();
-        schedules.push(Schedule { order, ..self.schedule });
+        for order in [Order::ForwardThenBackward, Order::ZeroBubble] {
+            schedules.push(Schedule { order, ..self.schedule });
+        }
         let in_groups = |it: &Schedule| it.micro_batches.is_multiple_of(stages);
         let parted = |it: Schedule| Schedule { virtual_stages: 2, ..it };
         let parts: Vec<Schedule> = schedules[..3].iter().copied().filter(in_groups).collect();
@@ -272,6 +281,7 @@ mod tests {
             "pp 2, 4 micro-batches 1F1B",
             "pp 2, 16 micro-batches 1F1B",
             "pp 2, 8 micro-batches F-then-B",
+            "pp 2, 8 micro-batches ZBH1",
             "pp 2, 4 micro-batches 1F1B of 2 parts",
             "pp 2, 8 micro-batches 1F1B of 2 parts",
             "pp 2, 16 micro-batches 1F1B of 2 parts",

@@ -60,6 +60,7 @@ impl Flow {
         match pass {
             Pass::Forward => &self.forward[part],
             Pass::Backward => &self.backward[part],
+            Pass::Weights => &[],
         }
     }
 
@@ -68,6 +69,7 @@ impl Flow {
         let from = match pass {
             Pass::Forward => part.checked_sub(1)?,
             Pass::Backward => part + 1,
+            Pass::Weights => return None,
         };
         (from < self.forward.len()).then(|| (self.sent(pass, from), from))
     }
@@ -88,7 +90,7 @@ impl Flow {
                 let is_back = match (origin.pass, member.pass) {
                     (Pass::Forward, Pass::Forward) => to < from,
                     (Pass::Forward, Pass::Backward) => false,
-                    (Pass::Backward, _) => to > from,
+                    (_, _) => to > from,
                 };
                 if is_back {
                     return Err(goes_back(main, member.id, var, (from, to)));
@@ -111,7 +113,7 @@ impl Flow {
             let mut hops = |pass: Pass| {
                 let ahead = |part: usize, than: usize| match pass {
                     Pass::Forward => part > than,
-                    Pass::Backward => part < than,
+                    _ => part < than,
                 };
                 let mut part = from;
                 while readers
@@ -133,7 +135,7 @@ impl Flow {
         for (pass, part, _, var) in sent {
             match pass {
                 Pass::Forward => self.forward[part].push(var),
-                Pass::Backward => self.backward[part].push(var),
+                _ => self.backward[part].push(var),
             }
         }
         Ok(())
@@ -198,7 +200,7 @@ pub fn members(main: &Program) -> Result<Vec<Member>> {
         let from = || op.all_inputs().filter_map(|var| made.get(&var)).copied();
         let near = match pass {
             Pass::Forward => from().max(),
-            Pass::Backward => from().min(),
+            _ => from().min(),
         };
         let place = Place::of(op).unwrap_or(Place::Part(near.unwrap_or(of_loss)));
         if pass == Pass::Backward && place == Place::All {

@@ -4,6 +4,9 @@
 //! * 1F1B: as many forward passes as there are later stages, then one forward and one backward pass
 //!   in turn, then the remaining backward passes. A stage holds the activations of as many
 //!   micro-batches as there are stages from it to the last one, whatever their number.
+//! * ZBH1: 1F1B in which stage `s` computes the gradients of its weights `s` micro-batches later,
+//!   so that earlier stages wait less for its other gradients. Every stage then holds activations
+//!   of as many micro-batches as there are stages.
 //! * With virtual stages (interleaved): stage `s` of `S` runs the parts `s`, `S + s`, `2 S + s` ...
 //!   Micro-batches take their turns in groups of `S`, which pass through all parts of a stage.
 //!
@@ -17,7 +20,10 @@ use crate::pipeline::Size;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Pass {
     Forward,
+    /// The backward pass, up to the gradients that other parts need.
     Backward,
+    /// The rest of a backward pass: the gradients of weights.
+    Weights,
 }
 
 /// One pass of one part of the program for one micro-batch.
@@ -33,6 +39,7 @@ pub struct Unit {
 pub enum Schedule {
     OneForwardOneBackward,
     ForwardThenBackward,
+    ZeroBubble,
 }
 
 impl Schedule {
@@ -42,13 +49,22 @@ impl Schedule {
         let backward = passes(size, stage, Pass::Backward);
         let first = match self {
             Schedule::ForwardThenBackward => forward.len(),
-            Schedule::OneForwardOneBackward => first_forwards(size, stage).min(forward.len()),
+            Schedule::OneForwardOneBackward | Schedule::ZeroBubble => {
+                first_forwards(size, stage).min(forward.len())
+            }
         };
+        // The number of micro-batches whose gradients of weights wait.
+        let waiting_max = if self == Schedule::ZeroBubble { stage } else { 0 };
         let mut units = forward[..first].to_vec();
-        for (later, earlier) in forward[first..].iter().zip(&backward) {
-            units.extend([*later, *earlier]);
+        let mut weights = backward.iter().map(|unit| Unit { pass: Pass::Weights, ..*unit });
+        for (at, unit) in backward.iter().enumerate() {
+            units.extend(forward.get(first + at));
+            units.push(*unit);
+            if at >= waiting_max {
+                units.extend(weights.next());
+            }
         }
-        units.extend(&backward[forward.len() - first..]);
+        units.extend(weights);
         units
     }
 }
@@ -88,15 +104,24 @@ mod tests {
     use super::*;
     use std::collections::{HashMap, HashSet};
 
-    const SCHEDULES: [Schedule; 2] =
-        [Schedule::OneForwardOneBackward, Schedule::ForwardThenBackward];
+    const SCHEDULES: [Schedule; 3] =
+        [Schedule::OneForwardOneBackward, Schedule::ForwardThenBackward, Schedule::ZeroBubble];
 
+    /// Returns the units in order. `B` is a backward pass whose gradients of weights follow at once.
     fn text(units: &[Unit]) -> String {
-        let shown = |unit: &Unit| {
-            let pass = if unit.pass == Pass::Forward { 'F' } else { 'B' };
-            format!("{pass}{}.{}", unit.part, unit.micro)
-        };
-        units.iter().map(shown).collect::<Vec<_>>().join(" ")
+        let mut text = String::new();
+        for unit in units {
+            let Unit { pass, part, micro } = unit;
+            let pass = match pass {
+                Pass::Forward => 'F',
+                Pass::Backward => 'I',
+                Pass::Weights => 'W',
+            };
+            text += &format!("{pass}{part}.{micro} ");
+            let whole = [format!("I{part}.{micro} W{part}.{micro} "), format!("B{part}.{micro} ")];
+            text = text.replace(&whole[0], &whole[1]);
+        }
+        text.trim_end().to_string()
     }
 
     #[test]
@@ -110,6 +135,9 @@ mod tests {
         check(OneForwardOneBackward, size, 1, "F1.0 F1.1 B1.0 F1.2 B1.1 F1.3 B1.2 B1.3");
         check(OneForwardOneBackward, size, 2, "F2.0 B2.0 F2.1 B2.1 F2.2 B2.2 F2.3 B2.3");
         check(ForwardThenBackward, size, 1, "F1.0 F1.1 F1.2 F1.3 B1.0 B1.1 B1.2 B1.3");
+        check(ZeroBubble, size, 0, "F0.0 F0.1 F0.2 B0.0 F0.3 B0.1 B0.2 B0.3");
+        let later = "F2.0 I2.0 F2.1 I2.1 F2.2 I2.2 W2.0 F2.3 I2.3 W2.1 W2.2 W2.3";
+        check(ZeroBubble, size, 2, later);
         let one = Size { micros: 1, ..size };
         check(OneForwardOneBackward, one, 0, "F0.0 B0.0");
         let two = Size { stages: 2, parts: 4, micros: 2 };
@@ -117,34 +145,28 @@ mod tests {
         check(OneForwardOneBackward, two, 1, "F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 B1.0 B1.1");
     }
 
-    #[test]
-    fn bubbles_follow_the_formula() {
-        let bubble = |stages: usize, parts: usize, micros: usize| {
-            (Size { stages, parts, micros }.bubble() * 1e4).round()
-        };
-        assert_eq!(bubble(2, 2, 8), 1111.0); // 1 / 9
-        assert_eq!(bubble(4, 4, 4), 4286.0); // 3 / 7
-        assert_eq!(bubble(4, 8, 4), 2727.0); // 3 / 11
-        assert_eq!(bubble(1, 1, 4), 0.0);
-    }
-
     /// A stage of 1F1B holds the activations of as many micro-batches as there are stages from it
-    /// on.
+    /// on, and with ZBH1 of as many as there are stages.
     #[test]
-    fn one_forward_one_backward_bounds_activations() {
+    fn activations_are_bounded_by_the_number_of_stages() {
+        use Schedule::{OneForwardOneBackward, ZeroBubble};
         for stages in 1..6 {
             for micros in [1, 2, 7, 64] {
                 let size = Size { stages, parts: stages, micros };
                 for stage in 0..stages {
-                    let (mut held, mut most) = (0usize, 0);
-                    for unit in Schedule::OneForwardOneBackward.units(size, stage) {
-                        match unit.pass {
-                            Pass::Forward => held += 1,
-                            Pass::Backward => held -= 1,
+                    let bounds = [(OneForwardOneBackward, stages - stage), (ZeroBubble, stages)];
+                    for (schedule, bound) in bounds {
+                        let (mut held, mut most) = (0usize, 0);
+                        for unit in schedule.units(size, stage) {
+                            match unit.pass {
+                                Pass::Forward => held += 1,
+                                Pass::Backward => {}
+                                Pass::Weights => held -= 1,
+                            }
+                            most = most.max(held);
                         }
-                        most = most.max(held);
+                        assert_eq!(most, bound.min(micros), "{schedule:?}, stage {stage}");
                     }
-                    assert_eq!(most, (stages - stage).min(micros));
                 }
             }
         }
@@ -172,7 +194,7 @@ mod tests {
             Pass::Backward if unit.part + 1 < size.parts => {
                 Some(Unit { part: unit.part + 1, ..unit })
             }
-            Pass::Backward => None,
+            Pass::Backward | Pass::Weights => None,
         }
     }
 
@@ -193,7 +215,7 @@ mod tests {
     }
 
     /// Runs all ranks as slowly as the executor may make them. A message passes only while both
-    /// ranks take part. A value is received at most one unit ahead of its use, and when all units
+    /// ranks take part. A value is received at most one pass ahead of its use, and when all units
     /// before that have run. Before a unit starts or a value is received, all messages but the last
     /// one on each ring have passed, because their memory is used again.
     fn check_that_it_ends(schedule: Schedule, size: Size) {
@@ -202,9 +224,15 @@ mod tests {
             .map(|stage| Rank { units: schedule.units(size, stage), done: 0 })
             .collect();
         let mut rings: HashMap<(Pass, usize, usize), Ring> = HashMap::new();
+        // The units from which on values are received.
+        let mut begins: HashMap<(usize, Unit), usize> = HashMap::new();
         for (rank, its) in ranks.iter().enumerate() {
             let all: HashSet<Unit> = its.units.iter().copied().collect();
-            assert_eq!(all.len(), 2 * size.micros * size.virtual_stages(), "{what}");
+            assert_eq!(all.len(), 3 * size.micros * size.virtual_stages(), "{what}");
+            let before = |at: usize| {
+                let earlier = its.units[..at].iter().rposition(|unit| unit.pass != Pass::Weights);
+                earlier.unwrap_or(at)
+            };
             for (at, unit) in its.units.iter().enumerate() {
                 if let Some(key) = message(size, *unit).filter(|(_, from, to)| from != to) {
                     rings.entry(key).or_default().sent.push((*unit, at));
@@ -213,6 +241,7 @@ mod tests {
                 if let Some(source) = source {
                     let key = (source.pass, size.stage_of(source.part), rank);
                     rings.entry(key).or_default().received.push((source, at));
+                    begins.insert((rank, source), before(at));
                 }
             }
         }
@@ -236,9 +265,9 @@ mod tests {
                     let free = is_free(&rings, rank);
                     let ring = &rings[&key];
                     let next = ring.arrived;
-                    let Some((_, used_at)) = ring.received.get(next) else { continue };
+                    let Some((source, _)) = ring.received.get(next) else { continue };
                     let is_sent = ring.sent[next].1 < ranks[key.1].done;
-                    if free && is_sent && at + 1 >= *used_at {
+                    if free && is_sent && at >= begins[&(rank, *source)] {
                         rings.entry(key).or_default().arrived += 1;
                         has_changed = true;
                     }

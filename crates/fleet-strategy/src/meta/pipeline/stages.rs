@@ -48,6 +48,7 @@ pub type Refusal = (String, String);
 
 const PP_DEGREE: &str = "hybrid_configs.pp_degree";
 const VIRTUAL_STAGES: &str = "pipeline_configs.virtual_stages";
+const SCHEDULE_MODE: &str = "pipeline_configs.schedule_mode";
 const ACCUMULATE_STEPS: &str = "pipeline_configs.accumulate_steps";
 
 /// Limit of micro-batches: far more than shorten the wait of stages.
@@ -106,6 +107,13 @@ pub fn layout(
                  each have ops"
         );
         return Err((field_of_stages(strategy), reason));
+    }
+    let schedule = strategy.pipeline_configs().schedule_mode();
+    if parts > stages && schedule == "ZBH1" {
+        let reason = format!(
+            "ZBH1 runs one part of the program on each stage: expected {stages} parts, got {parts}"
+        );
+        return Err((SCHEDULE_MODE.into(), reason));
     }
     if parts > stages && !micros.is_multiple_of(stages) {
         let reason = format!(

@@ -5,13 +5,15 @@
 //! from parameters and constants alone run once in a step.
 //!
 //! A pass sends a value right after the op that computes it. What the next pass needs is received
-//! while the one before it runs, so that transfers overlap compute.
+//! while the one before it runs, so that transfers overlap compute. A backward pass first computes
+//! what it sends, and then the rest (`pipeline/weights.rs`).
 
 use super::flow::Flow;
 use super::schedule::{Pass, Schedule, Unit};
 use super::shared::Gradient;
 use super::sizes::Sizes;
 use super::stages::Place;
+use super::weights::{Piece, divide};
 use crate::grid::{Axis, Grid};
 use crate::pipeline::Size;
 use fleet_base::Result;
@@ -86,17 +88,15 @@ impl Stage<'_> {
                     continue;
                 }
                 let id = pair_ring(self.size, pass, part - 1);
-                let (from, to) = match pass {
-                    Pass::Forward => stages,
-                    Pass::Backward => (stages.1, stages.0),
-                };
                 let count = self.size.stages;
+                let (low, high) = stages;
                 let label = match pass {
-                    Pass::Forward => format!("stage {from} to {to} of {count}"),
-                    Pass::Backward => format!("gradients of stage {from} to {to} of {count}"),
+                    Pass::Forward => format!("stage {low} to {high} of {count}"),
+                    _ => format!("gradients of stage {high} to {low} of {count}"),
                 };
-                let (from, to) = (self.rank_of(from), self.rank_of(to));
-                rings.insert(id, PairRing { id, label, ranks: (from.min(to), from.max(to)) });
+                let (one, other) = (self.rank_of(low), self.rank_of(high));
+                let ranks = (one.min(other), one.max(other));
+                rings.insert(id, PairRing { id, label, ranks });
             }
         }
         rings.into_values().collect()
@@ -126,6 +126,7 @@ impl Stage<'_> {
         let to = match pass {
             Pass::Forward => part + 1,
             Pass::Backward => part.checked_sub(1)?,
+            Pass::Weights => return None,
         };
         let vars = self.flow.sent(pass, part);
         let is_far = !vars.is_empty() && !self.is_own(to);
@@ -240,8 +241,10 @@ pub struct Merged {
 #[derive(Clone, Copy)]
 pub struct Options {
     pub schedule: Schedule,
-    /// Whether casts of parameters run for each micro-batch, so that no step keeps their results.
-    pub repeats_casts: bool,
+    /// Whether owners send parameters before each pass. Casts of them then run for each
+    /// micro-batch, so that no step keeps their results, and the passes are not divided, so that
+    /// they are sent once.
+    pub divides_params: bool,
 }
 
 /// The unrolled program of a stage.
@@ -278,13 +281,29 @@ pub fn unroll(
         unroller.ops.push(stage.flow.members[*at].id);
     }
     let merged = unroller.begin_gradients(gradients)?;
+    let mut pieces: HashMap<(Pass, usize), Vec<Piece>> = HashMap::new();
+    for ((pass, part), members) in units {
+        let rest = match pass == Pass::Backward && !options.divides_params {
+            true => divide(stage, unroller.main, registry, part, &members),
+            false => None,
+        };
+        let (first, rest) = match rest {
+            Some(halves) => halves,
+            None => (members.iter().copied().map(Piece::whole).collect(), Vec::new()),
+        };
+        pieces.insert((pass, part), first);
+        if pass == Pass::Backward {
+            pieces.insert((Pass::Weights, part), rest);
+        }
+    }
     let order = options.schedule.units(stage.size, stage.number);
     unroller.receive(order[0])?;
     for (index, unit) in order.iter().enumerate() {
-        if let Some(next) = order.get(index + 1) {
-            unroller.receive(*next)?;
+        if unit.pass != Pass::Weights {
+            let next = order[index + 1..].iter().find(|it| it.pass != Pass::Weights);
+            next.map_or(Ok(()), |next| unroller.receive(*next))?;
         }
-        let members = units.get(&(unit.pass, unit.part)).map_or(&[][..], Vec::as_slice);
+        let members = pieces.get(&(unit.pass, unit.part)).map_or(&[][..], Vec::as_slice);
         unroller.run(*unit, members, &once)?;
     }
     let last = micros as u64 * unroller.streams;
@@ -341,7 +360,7 @@ impl Unroller<'_, '_> {
             let is_plain = !def.traits.random && !def.traits.effect && op.sub_block().is_none();
             let is_cast =
                 cast::DEF.is(op) && op.all_inputs().all(|var| self.main.var(var).is_parameter());
-            let is_repeated = is_cast && self.options.repeats_casts;
+            let is_repeated = is_cast && self.options.divides_params;
             let is_own_result = |var: VarId| {
                 writes[&var] == 1 && !self.main.var(var).persistable && !sent.contains(&var)
             };
@@ -465,7 +484,7 @@ impl Unroller<'_, '_> {
     }
 
     /// Emits a pass.
-    fn run(&mut self, unit: Unit, members: &[usize], once: &BTreeSet<usize>) -> Result<()> {
+    fn run(&mut self, unit: Unit, members: &[Piece], once: &BTreeSet<usize>) -> Result<()> {
         let flow = self.stage.flow;
         let (sent, hop) = match self.stage.sends(unit.pass, unit.part) {
             Some((vars, hop)) => (vars, Some(hop)),
@@ -482,19 +501,21 @@ impl Unroller<'_, '_> {
         while let Some(var) = left.next_if(|var| last_write(*var).is_none()) {
             self.send(var, unit, &hop)?;
         }
-        for at in members {
-            if once.contains(at) {
+        for piece in members {
+            let at = piece.at;
+            if once.contains(&at) {
                 continue;
             }
-            let id = self.copy_op(flow.members[*at].id, unit.micro)?;
+            let op = piece.op(self.main, flow.members[at].id);
+            let outputs: Vec<VarId> = op.all_outputs().collect();
+            let id = self.copy_op(op, unit.micro)?;
             self.ops.push(id);
-            let outputs: Vec<VarId> = self.main.op(flow.members[*at].id).all_outputs().collect();
             for var in outputs {
-                if flow.origins.get(&var).is_some_and(|origin| origin.at == *at) {
+                if flow.origins.get(&var).is_some_and(|origin| origin.at == at) {
                     self.accumulate(var, unit.micro, id)?;
                 }
             }
-            while let Some(var) = left.next_if(|var| last_write(*var) == Some(*at)) {
+            while let Some(var) = left.next_if(|var| last_write(*var) == Some(at)) {
                 self.send(var, unit, &hop)?;
             }
         }
@@ -513,8 +534,7 @@ impl Unroller<'_, '_> {
 
     /// Copies an op for a micro-batch. Random ops of different micro-batches draw different
     /// numbers.
-    fn copy_op(&mut self, id: OpId, micro: usize) -> Result<OpId> {
-        let mut op = self.main.op(id).clone();
+    fn copy_op(&mut self, mut op: Op, micro: usize) -> Result<OpId> {
         for var in op.inputs.iter_mut().chain(&mut op.outputs).flatten() {
             *var = self.copy(*var, micro)?;
         }
@@ -562,7 +582,7 @@ impl Unroller<'_, '_> {
 fn role(pass: Pass) -> OpRole {
     match pass {
         Pass::Forward => OpRole::FORWARD,
-        Pass::Backward => OpRole::BACKWARD,
+        Pass::Backward | Pass::Weights => OpRole::BACKWARD,
     }
 }
 
