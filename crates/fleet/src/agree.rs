@@ -10,6 +10,7 @@ use fleet_comm::Group;
 use fleet_ir::{Program, Var};
 use fleet_nn::Programs;
 use fleet_nn::optimizer::OptimizerDesc;
+use fleet_ops::comm::control;
 use fleet_strategy::{DistributedStrategy, RECEIVED, RingSpec};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -119,8 +120,9 @@ pub(crate) fn communication(program: &Program, rings: &WholeRings) -> String {
             if op.attr("ring_id").is_none() || !rings.0.contains(&op.attr_int("ring_id")) {
                 continue;
             }
-            // Of two ranks, one sends a message and the other receives it.
-            if op.attr("peer").is_some() {
+            // Of two ranks, one sends a message and the other receives it, and a rank may wait for
+            // its own messages.
+            if op.attr("peer").is_some() || control::SYNC_COMM.is(op) {
                 continue;
             }
             let ring = op.attr_int("ring_id");

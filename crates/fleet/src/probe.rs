@@ -14,7 +14,7 @@ use fleet_exec::ExecOptions;
 use fleet_nn::Net;
 use fleet_strategy::{Origin, Rates};
 use fleet_tensor::{DType, Tensor};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Rows and columns of the matrices of the product: large enough for full speed, done in
 /// milliseconds.
@@ -23,8 +23,12 @@ const PRODUCT_SIDE: i64 = 512;
 const COPIED: usize = 16 << 20;
 /// Number of doubles to sum over ranks: enough to outweigh the latency of a call.
 const SUMMED: usize = 1 << 20;
-/// Number of measurements, of which the fastest counts.
+/// Number of measurements, of which the fastest counts: the first ones also get memory from the
+/// system.
 const ROUNDS: usize = 3;
+/// Arithmetic is measured for this long, so that ranks that begin a little later measure at the same
+/// time. The median counts: a job gets the usual speed.
+const MEASURED: Duration = Duration::from_millis(60);
 
 /// Measures together with all other ranks. `batch` is the user's number of samples per rank and
 /// step; the smallest of all ranks applies. A single rank has nothing to choose, and measures
@@ -115,6 +119,18 @@ fn best(mut round: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(best.max(1e-9))
 }
 
+/// Returns the median of the seconds of rounds, which take [`MEASURED`] together.
+fn usual(mut round: impl FnMut() -> Result<()>) -> Result<f64> {
+    let (mut seconds, start) = (Vec::new(), Instant::now());
+    while seconds.is_empty() || start.elapsed() < MEASURED {
+        let begin = Instant::now();
+        round()?;
+        seconds.push(begin.elapsed().as_secs_f64());
+    }
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[seconds.len() / 2].max(1e-9))
+}
+
 fn flops_per_second(threads: usize) -> Result<f64> {
     let net = Net::new();
     let side = [PRODUCT_SIDE, PRODUCT_SIDE];
@@ -125,7 +141,7 @@ fn flops_per_second(threads: usize) -> Result<f64> {
     let feed = [("a", &ones), ("b", &ones)];
     // The first run includes planning.
     session.run(&feed, &[&product])?;
-    let seconds = best(|| session.run(&feed, &[&product]).map(drop))?;
+    let seconds = usual(|| session.run(&feed, &[&product]).map(drop))?;
     Ok(2.0 * (PRODUCT_SIDE as f64).powi(3) / seconds)
 }
 

@@ -70,6 +70,31 @@ fn workers_train_what_does_not_fit_in_one() {
     place.run("--memory lots demo:gpt").check(2, &["--memory", "a size with a unit", "'lots'"]);
 }
 
+/// Two stages share the embedding of GPT, which is also its output layer. Any schedule trains the
+/// same model as one worker with the same micro-batches.
+#[test]
+fn two_workers_are_a_pipeline() {
+    let place = Place::new("demo_pipeline", "");
+    let trained = |workers: usize, schedule: &str| {
+        let text = format!(
+            "pipeline: true\n\
+             pipeline_configs {{ accumulate_steps: 4 schedule_mode: \"{schedule}\" }}\n"
+        );
+        std::fs::write(place.path("job.prototxt"), text).unwrap();
+        let said = place.run(&format!(
+            "--nproc_per_node {workers} --log_overwrite demo:gpt --samples 64 --threads 1 \
+             --strategy job.prototxt"
+        ));
+        said.check(0, &[]);
+        loss(&said)
+    };
+    let one = trained(1, "1F1B");
+    for schedule in ["1F1B", "F-then-B", "ZBH1"] {
+        let two = trained(2, schedule);
+        assert!((two - one).abs() < 2e-3, "{schedule}: loss {two}, {one} with one worker");
+    }
+}
+
 #[test]
 fn a_demo_trains_by_a_strategy() {
     let place = Place::new("demo_strategy", "");

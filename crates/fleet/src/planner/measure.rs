@@ -2,7 +2,8 @@
 //!
 //! Arithmetic and memory speeds are those of a large product and of a large copy. Most ops reach
 //! only a part of them. So one process trains the whole network for some steps, with made-up data,
-//! and each kind of op gets a factor: the measured time over the predicted one.
+//! and each kind of op gets a factor: the measured time over the predicted one. What a step takes
+//! beside its ops is measured too. Medians count, as a job's steps are an average.
 
 use super::memory::rank_memory;
 use super::predict::{Machines, Network, compile, feeds, fixed_batch, memory_of};
@@ -12,11 +13,16 @@ use fleet_base::Result;
 use fleet_exec::{ExecOptions, Outline, Trace};
 use fleet_strategy::{DistributedStrategy, Ranks};
 use fleet_tensor::{DType, Shape, Tensor};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
 
-/// Steps to run; the first ones also plan and fill caches.
+/// Least number of steps to run; the first one also plans and fills caches.
 const STEPS: usize = 4;
-/// Limit on the predicted seconds of these steps: for larger networks the batch is smaller.
+/// More steps run until they have taken this long, up to a limit: short ones vary more.
+const SECONDS_MIN: f64 = 0.25;
+const STEPS_MAX: usize = 200;
+/// Limit on the predicted seconds of the least number of steps: for larger networks the batch is
+/// smaller.
 const SECONDS_MAX: f64 = 2.0;
 /// Limit if the batch cannot be smaller.
 const SECONDS_MAX_OF_ONE: f64 = 10.0;
@@ -75,17 +81,31 @@ fn measure(
             session.scope.set(&var.name, made_up(var.dtype, var.shape)?);
         }
     }
-    let mut fastest: HashMap<String, f64> = HashMap::new();
-    for step in 0..STEPS {
-        session.run(&fed, &[&loss])?;
-        if step > 0 {
-            for (op, seconds) in by_op(&session.executor.trace()) {
-                let known = fastest.entry(op).or_insert(f64::INFINITY);
-                *known = known.min(seconds);
-            }
+    let mut of_ops: HashMap<String, Vec<f64>> = HashMap::new();
+    let mut beside_ops = Vec::new();
+    session.run(&fed, &[&loss])?;
+    let begin = Instant::now();
+    for step in 1..STEPS_MAX {
+        if step >= STEPS && begin.elapsed().as_secs_f64() >= SECONDS_MIN {
+            break;
         }
+        let begin = Instant::now();
+        session.run(&fed, &[&loss])?;
+        let mut left = begin.elapsed().as_secs_f64();
+        for (op, seconds) in by_op(&session.executor.trace()) {
+            left -= seconds;
+            of_ops.entry(op).or_default().push(seconds);
+        }
+        beside_ops.push(left.max(0.0));
     }
-    Ok(factors(&fastest, &made.outline, &machines.speeds))
+    let medians = of_ops.into_iter().map(|(op, seconds)| (op, median(seconds))).collect();
+    let factors = factors(&medians, &made.outline, &machines.speeds);
+    Ok(OpFactors { factors, seconds_beside_ops: median(beside_ops) })
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// Returns an input whose values are valid for every op: ids of 0, and numbers about 0.5.
@@ -98,16 +118,20 @@ fn made_up(dtype: DType, shape: Shape) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Returns the seconds of each kind of op in a step.
+/// Returns the seconds of each kind of op of the compute lane in a step.
 fn by_op(trace: &Trace) -> HashMap<String, f64> {
     let mut seconds = HashMap::new();
-    for span in &trace.spans {
+    for span in trace.spans.iter().filter(|span| span.lane == 0) {
         *seconds.entry(span.op.clone()).or_insert(0.0) += (span.end_us - span.begin_us) * 1e-6;
     }
     seconds
 }
 
-fn factors(measured: &HashMap<String, f64>, outline: &Outline, speeds: &Speeds) -> OpFactors {
+fn factors(
+    measured: &HashMap<String, f64>,
+    outline: &Outline,
+    speeds: &Speeds,
+) -> BTreeMap<String, f64> {
     let mut predicted: HashMap<&str, f64> = HashMap::new();
     for step in &outline.steps {
         *predicted.entry(&step.op).or_insert(0.0) += speeds.compute_seconds(step);
@@ -117,7 +141,7 @@ fn factors(measured: &HashMap<String, f64>, outline: &Outline, speeds: &Speeds) 
         let is_known = predicted > 0.0 && factor.is_finite();
         is_known.then(|| (op.to_string(), factor.clamp(FACTORS.0, FACTORS.1)))
     });
-    OpFactors(known.collect())
+    known.collect()
 }
 
 #[cfg(test)]
@@ -135,10 +159,11 @@ mod tests {
         let optimizer: OptimizerDesc = Adam::new(0.1).into();
         let network = Network { programs: &programs, loss, optimizer: &optimizer };
         let base = DistributedStrategy::new();
-        let measured = |memory| op_factors(network, &base, 1, 64, memory).unwrap().0;
-        let found = measured(None);
-        assert!(found.len() > 3, "{found:?}");
-        assert!(found.values().all(|it| (FACTORS.0..=FACTORS.1).contains(it)), "{found:?}");
-        assert!(measured(Some(100)).is_empty());
+        let measured = |memory| op_factors(network, &base, 1, 64, memory).unwrap();
+        let OpFactors { factors, seconds_beside_ops } = measured(None);
+        assert!(factors.len() > 3, "{factors:?}");
+        assert!(factors.values().all(|it| (FACTORS.0..=FACTORS.1).contains(it)), "{factors:?}");
+        assert!(seconds_beside_ops > 0.0);
+        assert_eq!(measured(Some(100)), OpFactors::default());
     }
 }

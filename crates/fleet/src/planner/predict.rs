@@ -92,14 +92,15 @@ pub fn predict(
     let also_simulated = if layout.stages() > 1 { &[][..] } else { &others };
     for ranks in [&first[..], also_simulated].into_iter().filter(|ranks| !ranks.is_empty()) {
         let times = simulation(ranks, machines)?.run()?;
-        let step = step_seconds(&times, machines.speeds.has_spare_cores);
+        let beside_ops = machines.speeds.factors.seconds_beside_ops;
+        let step = step_seconds(&times, machines.speeds.has_spare_cores) + beside_ops;
         let busiest = times.iter().max_by(|a, b| a.computes.total_cmp(&b.computes));
         if let Some(busiest) = busiest.filter(|_| step > found.step_seconds) {
             found.step_seconds = step;
-            found.compute_seconds = busiest.computes;
+            found.compute_seconds = busiest.computes + beside_ops;
             // A stage that ends early waits for the others.
             let is_pipeline = times.len() > 1;
-            let idle = if is_pipeline { step - busiest.compute_end } else { 0.0 };
+            let idle = if is_pipeline { step - beside_ops - busiest.compute_end } else { 0.0 };
             found.wait_seconds = busiest.waits + idle;
         }
     }
