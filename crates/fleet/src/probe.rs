@@ -14,7 +14,7 @@ use fleet_exec::ExecOptions;
 use fleet_nn::Net;
 use fleet_strategy::{Origin, Rates};
 use fleet_tensor::{DType, Tensor};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Rows and columns of the matrices of the product: large enough for full speed, done in
 /// milliseconds.
@@ -28,7 +28,7 @@ const SUMMED: usize = 1 << 20;
 const ROUNDS: usize = 3;
 /// Arithmetic is measured for this long, so that ranks that begin a little later measure at the same
 /// time. The median counts: a job gets the usual speed.
-const MEASURED: Duration = Duration::from_millis(60);
+const SECONDS_MEASURED: f64 = 0.06;
 
 /// Measures together with all other ranks. `batch` is the user's number of samples per rank and
 /// step; the smallest of all ranks applies. A single rank has nothing to choose, and measures
@@ -108,27 +108,37 @@ pub(crate) fn bandwidth_between_threads() -> Result<f64> {
     })
 }
 
+/// Returns the seconds that work takes.
+pub(crate) fn seconds_of(work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let begin = Instant::now();
+    work()?;
+    Ok(begin.elapsed().as_secs_f64().max(1e-9))
+}
+
 /// Returns the seconds of the fastest round.
 fn best(mut round: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
-        let begin = Instant::now();
-        round()?;
-        best = best.min(begin.elapsed().as_secs_f64());
+        best = best.min(seconds_of(&mut round)?);
     }
-    Ok(best.max(1e-9))
+    Ok(best)
 }
 
-/// Returns the median of the seconds of rounds, which take [`MEASURED`] together.
+/// Returns the median of the seconds of rounds, which take [`SECONDS_MEASURED`] together.
 fn usual(mut round: impl FnMut() -> Result<()>) -> Result<f64> {
-    let (mut seconds, start) = (Vec::new(), Instant::now());
-    while seconds.is_empty() || start.elapsed() < MEASURED {
-        let begin = Instant::now();
-        round()?;
-        seconds.push(begin.elapsed().as_secs_f64());
+    let (mut seconds, mut sum) = (Vec::new(), 0.0);
+    while sum < SECONDS_MEASURED {
+        let took = seconds_of(&mut round)?;
+        sum += took;
+        seconds.push(took);
     }
-    seconds.sort_by(f64::total_cmp);
-    Ok(seconds[seconds.len() / 2].max(1e-9))
+    Ok(median(seconds))
+}
+
+/// Returns the median of numbers; 0 if there are none.
+pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
 }
 
 fn flops_per_second(threads: usize) -> Result<f64> {

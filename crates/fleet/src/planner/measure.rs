@@ -14,7 +14,6 @@ use fleet_exec::{ExecOptions, Outline, Trace};
 use fleet_strategy::{DistributedStrategy, Ranks};
 use fleet_tensor::{DType, Shape, Tensor};
 use std::collections::{BTreeMap, HashMap};
-use std::time::Instant;
 
 /// Least number of steps to run; the first one also plans and fills caches.
 const STEPS: usize = 4;
@@ -84,28 +83,22 @@ fn measure(
     let mut of_ops: HashMap<String, Vec<f64>> = HashMap::new();
     let mut beside_ops = Vec::new();
     session.run(&fed, &[&loss])?;
-    let begin = Instant::now();
+    let mut sum = 0.0;
     for step in 1..STEPS_MAX {
-        if step >= STEPS && begin.elapsed().as_secs_f64() >= SECONDS_MIN {
+        if step >= STEPS && sum >= SECONDS_MIN {
             break;
         }
-        let begin = Instant::now();
-        session.run(&fed, &[&loss])?;
-        let mut left = begin.elapsed().as_secs_f64();
+        let mut left = probe::seconds_of(|| session.run(&fed, &[&loss]).map(drop))?;
+        sum += left;
         for (op, seconds) in by_op(&session.executor.trace()) {
             left -= seconds;
             of_ops.entry(op).or_default().push(seconds);
         }
         beside_ops.push(left.max(0.0));
     }
-    let medians = of_ops.into_iter().map(|(op, seconds)| (op, median(seconds))).collect();
+    let medians = of_ops.into_iter().map(|(op, seconds)| (op, probe::median(seconds))).collect();
     let factors = factors(&medians, &made.outline, &machines.speeds);
-    Ok(OpFactors { factors, seconds_beside_ops: median(beside_ops) })
-}
-
-fn median(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds.get(seconds.len() / 2).copied().unwrap_or(0.0)
+    Ok(OpFactors { factors, seconds_beside_ops: probe::median(beside_ops) })
 }
 
 /// Returns an input whose values are valid for every op: ids of 0, and numbers about 0.5.
