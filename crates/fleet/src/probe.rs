@@ -26,8 +26,8 @@ const SUMMED: usize = 1 << 20;
 /// Number of measurements, of which the fastest counts: the first ones also get memory from the
 /// system.
 const ROUNDS: usize = 3;
-/// Arithmetic is measured for this long, so that ranks that begin a little later measure at the same
-/// time. The median counts: a job gets the usual speed.
+/// Arithmetic is measured for this long, so that ranks that begin a little later measure at the
+/// same time. The median counts: a job gets the usual speed.
 const SECONDS_MEASURED: f64 = 0.06;
 
 /// Measures together with all other ranks. `batch` is the user's number of samples per rank and

@@ -4,9 +4,10 @@
 //! The pass matches `mul` and plain `matmul_v2` (no transposes, a two-dimensional `w`), followed by
 //! an `elementwise_add` of a row and an optional activation. The backward pass may read `w` and the
 //! bias from other variables than the forward pass, because sharding sends parameters again. It may
-//! have two ops for the gradients of `x` and `w`, because a pipeline computes the latter later. If
-//! one such layer feeds the next through a relu, the gradient of the relu is applied to the tiles of
-//! the later layer's `X@GRAD`.
+//! have two ops for the gradients of `x` and `w`, because a pipeline computes the latter later.
+//!
+//! If one such layer feeds the next through a relu, the gradient of the relu is applied to the
+//! tiles of the later layer's `X@GRAD`.
 
 use super::fusion::{Fusion, Rule, Variant};
 use super::graph::Graph;

@@ -522,8 +522,8 @@ fn sparse_gradients() {
 }
 
 /// Returns the order of passes and messages: `F` and `B` for the passes of micro-batches, by their
-/// first op that is not one of the ops in between; `>` and `<` for messages, with their rings. A `B`
-/// after its message computes gradients of weights.
+/// first op that is not one of the ops in between; `>` and `<` for messages, with their rings. A
+/// `B` after its message computes gradients of weights.
 fn order(program: &Program) -> String {
     let mut shown: Vec<String> = Vec::new();
     for (_, op) in program.root_ops() {

@@ -274,9 +274,9 @@ mod tests {
         predict(network, &machines(layout.grid.ranks()), &base, &layout, batch).unwrap()
     }
 
-    /// The simulated step of four equal stages takes as long as the documented formula says, but for
-    /// gradients of weights. They are computed after the others are sent, so stages wait for two
-    /// thirds of the passes only. With ZBH1, they also fill the time of half of that.
+    /// The simulated step of four equal stages takes as long as the documented formula says, but
+    /// for gradients of weights. They are computed after the others are sent, so stages wait for
+    /// two thirds of the passes only. With ZBH1, they also fill the time of half of that.
     #[test]
     fn four_stages_wait_as_long_as_the_formula() {
         let whole = layers(4);

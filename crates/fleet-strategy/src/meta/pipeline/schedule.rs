@@ -107,7 +107,7 @@ mod tests {
     const SCHEDULES: [Schedule; 3] =
         [Schedule::OneForwardOneBackward, Schedule::ForwardThenBackward, Schedule::ZeroBubble];
 
-    /// Returns the units in order. `B` is a backward pass whose gradients of weights follow at once.
+    /// Returns the units in order. `B` is a backward pass with gradients of weights at once.
     fn text(units: &[Unit]) -> String {
         let mut text = String::new();
         for unit in units {

@@ -284,7 +284,7 @@ pub fn unroll(
     let mut pieces: HashMap<(Pass, usize), Vec<Piece>> = HashMap::new();
     for ((pass, part), members) in units {
         let rest = match pass == Pass::Backward && !options.divides_params {
-            true => divide(stage, unroller.main, registry, part, &members),
+            true => divide(stage.flow, unroller.main, registry, part, &members),
             false => None,
         };
         let (first, rest) = match rest {

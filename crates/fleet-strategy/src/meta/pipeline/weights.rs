@@ -1,12 +1,13 @@
 //! The two halves of a backward pass: the gradients that other parts wait for, and the rest, which
-//! are those of weights. The rest runs after the gradients are sent, so that other stages wait less.
+//! are those of weights. The rest runs after the gradients are sent, so that other stages wait
+//! less.
 //!
 //! A matrix product or a convolution computes gradients of both kinds. It is repeated, each time
 //! with some of its outputs.
 
+use super::flow::Flow;
 use super::schedule::Pass;
 use super::stages::Place;
-use super::unroll::Stage;
 use fleet_ir::{Op, OpId, Program, VarId};
 use fleet_ops::Registry;
 use std::collections::HashSet;
@@ -38,13 +39,12 @@ impl Piece {
 /// Divides the backward pass of a part, whose ops are `members`. Returns `None` if no other part
 /// waits for it.
 pub fn divide(
-    stage: &Stage<'_>,
+    flow: &Flow,
     main: &Program,
     registry: &Registry,
     part: usize,
     members: &[usize],
 ) -> Option<(Vec<Piece>, Vec<Piece>)> {
-    let flow = stage.flow;
     let mut wanted: HashSet<VarId> = flow.sent(Pass::Backward, part).iter().copied().collect();
     let others = flow.members.iter().filter(|it| it.place != Place::Part(part));
     wanted.extend(others.flat_map(|it| main.op(it.id).all_inputs()));
