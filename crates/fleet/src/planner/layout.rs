@@ -164,8 +164,13 @@ impl Layout {
                 layouts.extend(grids.map(|grid| Layout { schedule, ..Layout::new(grid) }));
             }
         }
-        layouts.sort_by_key(|layout| (layout.stages() * layout.tensor(), layout.shards()));
+        layouts.sort_by_key(Layout::complexity);
         layouts
+    }
+
+    /// Returns a number by which simpler layouts come before others.
+    pub fn complexity(&self) -> (usize, usize) {
+        (self.stages() * self.tensor(), self.shards())
     }
 
     /// Returns the layout that also divides the parameters, if this one divides the optimizer state

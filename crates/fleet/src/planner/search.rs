@@ -133,7 +133,8 @@ fn sort(candidates: &mut [Candidate]) {
 fn order(candidates: &mut Vec<Candidate>) {
     let fastest = candidates.iter().map(|it| it.prediction.samples_per_second());
     let fastest = fastest.fold(0.0, f64::max);
-    // Layouts are listed from the simplest.
+    // Schedules of a layout were compared later than others.
+    candidates.sort_by_key(|it| it.layout.complexity());
     let is_near = |it: &Candidate| it.prediction.samples_per_second() * GAIN_MIN >= fastest;
     let Some(at) = candidates.iter().position(is_near) else { return };
     let best = candidates.remove(at);
