@@ -31,7 +31,7 @@ message! {
         /// Fuses groups of ops that have no field of their own: a layer norm with the preceding
         /// sum, and looked-up rows with their concatenation.
         enable_auto_fusion(11): optional bool = false;
-        /// Accumulates gradients of variables with several uses in place.
+        /// Adds gradients in place: of several uses of a variable, and of micro-batches.
         enable_addto(12): optional bool = false;
         /// Runs ops in the same order in every run.
         fix_op_run_order(13): optional bool = false, ignored "a plan has a fixed order of ops";
