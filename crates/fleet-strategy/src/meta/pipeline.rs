@@ -27,7 +27,9 @@ mod unroll;
 mod weights;
 
 use super::data_parallel::scale_loss_gradient;
-use super::{Applies, Conflict, Facts, Named, Strategy, StrategyId, WithServers, segments};
+use super::{
+    Applies, Conflict, Facts, Named, Strategy, StrategyId, WithServers, segments, sharding,
+};
 use crate::effective::Effective;
 use crate::grid::{Axis, Grid};
 use crate::job::Job;
@@ -102,6 +104,14 @@ impl Strategy for PipelineParallel {
             Ok(layout) => layout,
             Err((field, reason)) => return Applies::Refused(field, reason),
         };
+        if schedule(strategy) == Schedule::ZeroBubble
+            && strategy.sharding()
+            && sharding::divides_params(strategy)
+        {
+            let reason = "ZBH1 divides backward passes, and owners would send the parameters to \
+                          both halves: use 1F1B, or sharding_configs.stage 1 or 2";
+            return Applies::Refused("pipeline_configs.schedule_mode".into(), reason.into());
+        }
         let Size { stages, micros, .. } = layout.size;
         let s = |count: usize| if count == 1 { "" } else { "s" };
         let micro = format!("{micros} micro-batch{}", if micros == 1 { "" } else { "es" });

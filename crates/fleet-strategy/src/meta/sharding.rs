@@ -318,7 +318,7 @@ fn what_is_divided(strategy: &Effective<'_>) -> &'static str {
 }
 
 /// Returns whether parameters are divided: with stage 3, and by default.
-fn divides_params(strategy: &Effective<'_>) -> bool {
+pub(super) fn divides_params(strategy: &Effective<'_>) -> bool {
     strategy.sharding_configs().stage.is_none_or(|stage| stage > 2)
 }
 
