@@ -5,7 +5,7 @@
 //! with the same micro-batches. `mp/sharding_stage{1,2,3}` is the speed of two ranks that divide
 //! the state of the optimizer (stage 1), also gradients (2), and also parameters (3), relative to
 //! plain data parallelism: steps of both alternate in the same processes. `.._vs_torch` are samples
-//! per second.
+//! per second; that of the pipeline has the schedule ZBH1, and `mp/pipeline` has 1F1B.
 
 use crate::ddp::{self, Batches, MLP_BATCH, RANKS};
 use crate::measure::{Options, measure};

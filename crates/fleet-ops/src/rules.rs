@@ -58,8 +58,8 @@ pub(crate) fn check_added(i: &InferCtx<'_>, (grad, added): (&str, &str)) -> Resu
     i.check_shape(added, want.shape)
 }
 
-/// Returns whether a kernel has an input to add to an output, which is then copied to the output.
-/// `out` is the memory of that output.
+/// Begins an output to which an optional input is added: copies the input to `out`, the memory of
+/// the output, unless it is there already. Returns whether the kernel has the input.
 pub(crate) fn begin_sum<T: Element>(
     k: &KernelCtx<'_>,
     (output, input): (usize, usize),

@@ -195,7 +195,7 @@ fn print_job(
         origin(args.bandwidth.is_some(), rates.network_bytes_per_second.is_some())
     ))?;
     if args.flops.is_none() {
-        out.line(match search.machines.speeds.factors.factors.len() {
+        out.line(match search.machines.speeds.factors.by_op.len() {
             0 => "ops: at these speeds, because one process cannot train the network".to_string(),
             kinds => format!("ops: {kinds} kinds, measured in steps with made-up data"),
         })?;

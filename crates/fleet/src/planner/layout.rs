@@ -168,7 +168,7 @@ impl Layout {
         layouts
     }
 
-    /// Returns a number by which simpler layouts come before others.
+    /// Returns numbers that are smaller for simpler layouts.
     pub fn complexity(&self) -> (usize, usize) {
         (self.stages() * self.tensor(), self.shards())
     }

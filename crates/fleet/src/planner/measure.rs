@@ -97,8 +97,8 @@ fn measure(
         beside_ops.push(left.max(0.0));
     }
     let medians = of_ops.into_iter().map(|(op, seconds)| (op, probe::median(seconds))).collect();
-    let factors = factors(&medians, &made.outline, &machines.speeds);
-    Ok(OpFactors { factors, seconds_beside_ops: probe::median(beside_ops) })
+    let by_op = factors(&medians, &made.outline, &machines.speeds);
+    Ok(OpFactors { by_op, seconds_beside_ops: probe::median(beside_ops) })
 }
 
 /// Returns an input whose values are valid for every op: ids of 0, and numbers about 0.5.
@@ -153,7 +153,7 @@ mod tests {
         let network = Network { programs: &programs, loss, optimizer: &optimizer };
         let base = DistributedStrategy::new();
         let measured = |memory| op_factors(network, &base, 1, 64, memory).unwrap();
-        let OpFactors { factors, seconds_beside_ops } = measured(None);
+        let OpFactors { by_op: factors, seconds_beside_ops } = measured(None);
         assert!(factors.len() > 3, "{factors:?}");
         assert!(factors.values().all(|it| (FACTORS.0..=FACTORS.1).contains(it)), "{factors:?}");
         assert!(seconds_beside_ops > 0.0);

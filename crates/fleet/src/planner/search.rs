@@ -133,7 +133,7 @@ fn sort(candidates: &mut [Candidate]) {
 fn order(candidates: &mut Vec<Candidate>) {
     let fastest = candidates.iter().map(|it| it.prediction.samples_per_second());
     let fastest = fastest.fold(0.0, f64::max);
-    // Schedules of a layout were compared later than others.
+    // The simplest come first. More schedules of a layout were added after all layouts.
     candidates.sort_by_key(|it| it.layout.complexity());
     let is_near = |it: &Candidate| it.prediction.samples_per_second() * GAIN_MIN >= fastest;
     let Some(at) = candidates.iter().position(is_near) else { return };

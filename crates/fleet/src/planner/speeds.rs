@@ -21,7 +21,7 @@ pub struct Speeds {
 pub struct OpFactors {
     /// For kinds of ops by name: how many times as long they take as arithmetic and memory predict.
     /// Other ops take as long as predicted.
-    pub factors: BTreeMap<String, f64>,
+    pub by_op: BTreeMap<String, f64>,
     /// Duration of a step beside its ops.
     pub seconds_beside_ops: f64,
 }
@@ -42,7 +42,7 @@ impl Speeds {
             return 0.0;
         }
         let arithmetic = cost.flops / self.rates.flops_per_second;
-        let factor = self.factors.factors.get(&step.op).copied().unwrap_or(1.0);
+        let factor = self.factors.by_op.get(&step.op).copied().unwrap_or(1.0);
         let memory = cost.bytes / self.rates.memory_bytes_per_second;
         factor * (OP_SECONDS + arithmetic.max(memory))
     }
@@ -104,8 +104,8 @@ mod tests {
             only_communicates: false,
             call: None,
         };
-        let factors = [("gelu".to_string(), 3.0)].into();
-        let factors = OpFactors { factors, ..OpFactors::default() };
+        let by_op = [("gelu".to_string(), 3.0)].into();
+        let factors = OpFactors { by_op, ..OpFactors::default() };
         let speeds = Speeds { factors, ..speeds() };
         assert_eq!(speeds.compute_seconds(&step("gelu")), 3.0 * (2.0 + OP_SECONDS));
         assert_eq!(speeds.compute_seconds(&step("mul")), 2.0 + OP_SECONDS);
